@@ -1,0 +1,96 @@
+"""The queue: which worker runs what, and what ticks. Tasks carry ids and nudges; the truth is in rows.
+
+Tasks are idempotent ticks of less than half a minute over database state. A task longer than `visibility_timeout`
+would be started twice by the broker, so its limit lies well below it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery, Task
+from kombu import Queue
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+from django.conf import settings
+from django.db.utils import InterfaceError, OperationalError
+
+LONGEST_TASK = 55  # seconds, then the worker process is killed and replaced
+VISIBILITY = 120  # seconds until the broker hands an unacknowledged task to another worker
+
+
+class Tick(Task):  # type: ignore[misc]
+    """A task that tries again by itself when the database is away for a moment."""
+
+    abstract = True
+    autoretry_for = (OperationalError, InterfaceError)
+    max_retries = 5
+    retry_backoff = 1
+    retry_backoff_max = 8
+    retry_jitter = True
+
+
+def _every(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
+    """Schedule entry options: a tick that was not picked up before the next one is due is dropped."""
+    return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
+
+
+app = Celery("gpupool", task_cls=Tick)
+app.conf.update(
+    broker_url=settings.ENVIRONMENT.broker_url,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={
+        "visibility_timeout": VISIBILITY,
+        # Without these two kombu looks for orphaned tasks only every 100 s.
+        "unacked_restore_interval": 2,
+        "unacked_restore_throttle": 1,
+        "global_keyprefix": "gpupool:celery:",
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+    },
+    result_backend=None,
+    task_ignore_result=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_acks_on_failure_or_timeout=True,
+    task_time_limit=LONGEST_TASK,
+    task_soft_time_limit=LONGEST_TASK - 10,
+    task_serializer="json",
+    accept_content=["json"],
+    task_create_missing_queues=False,
+    task_default_queue="default",
+    task_queues=[Queue(name) for name in ("engine", "telemetry", "money", "notices", "default")],
+    task_routes={
+        "scheduler.tasks.*": {"queue": "engine"},
+        "telemetry.tasks.charge": {"queue": "money"},
+        "telemetry.tasks.*": {"queue": "telemetry"},
+        "portal.tasks.notices": {"queue": "notices"},
+        "portal.tasks.*": {"queue": "default"},
+    },
+    worker_prefetch_multiplier=1,
+    worker_soft_shutdown_timeout=5.0,
+    worker_enable_soft_shutdown_on_idle=False,
+    worker_cancel_long_running_tasks_on_connection_loss=True,
+    worker_hijack_root_logger=False,
+    worker_send_task_events=False,
+    worker_proc_alive_timeout=30.0,
+    enable_utc=True,
+    timezone="UTC",
+    beat_max_loop_interval=1.0,
+    beat_schedule={
+        "sweep": {"task": "scheduler.tasks.sweep", **_every(2.0, "engine")},
+        "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_every(2.0, "engine")},
+        "reservation clock": {"task": "scheduler.tasks.reservation_clock", **_every(2.0, "engine")},
+        "ingest": {"task": "telemetry.tasks.ingest_stream", **_every(1.0, "telemetry")},
+        "health": {"task": "telemetry.tasks.health", **_every(5.0, "telemetry")},
+        "roll up": {"task": "telemetry.tasks.roll_up", **_every(30.0, "telemetry")},
+        "charge": {"task": "telemetry.tasks.charge", **_every(60.0, "money")},
+        "partitions": {"task": "telemetry.tasks.partitions", **_every(600.0, "telemetry")},
+        "notices": {"task": "portal.tasks.notices", **_every(5.0, "notices")},
+        "idle cull": {"task": "portal.tasks.idle_cull", **_every(10.0, "default")},
+    },
+)
+app.autodiscover_tasks(["scheduler", "telemetry", "portal"])

@@ -1,0 +1,214 @@
+"""The environment, read once and typed. A wrong setting stops the start with one line that names it.
+
+Every variable the product reads from its environment is declared here and documented in docs/operations.md
+(tests/architecture/test_settings_are_documented.py holds the two together).
+"""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import environ
+
+T = TypeVar("T")
+
+ENVIRONMENTS = ("demo", "production", "test")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+DATABASE_SCHEMES = ("postgres", "postgresql")
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+SHORTEST_SECRET = 50
+HOST_NAME = re.compile(r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?$")
+
+
+class BadSetting(Exception):
+    """A variable of the environment that cannot be used: its name, what it holds, and what it may hold."""
+
+    def __init__(self, name: str, value: str | None, allowed: str) -> None:
+        self.name, self.value, self.allowed = name, value, allowed
+        found = "is not set" if value is None else f"is {value!r}"
+        super().__init__(f"gpupool: setting {name} {found}; allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment says, checked. URLs carry no trailing slash."""
+
+    environment: str
+    secret_key: str
+    database: Mapping[str, Any]
+    redis_url: str
+    broker_url: str
+    portal_url: str
+    edge_url: str
+    notebook_domain: str
+    state: Path
+    time_zone: str
+    log_level: str
+    log_format: str
+    email: Mapping[str, Any]
+    mail_from: str
+
+    @property
+    def secure(self) -> bool:
+        """True where browsers reach the portal over TLS, so cookies and redirects insist on it."""
+        return self.portal_url.startswith("https://")
+
+    @property
+    def allowed_hosts(self) -> list[str]:
+        """Host names the web process answers to: the portal's own, and loopback for probes and tests."""
+        own = urlsplit(self.portal_url).hostname or ""
+        return [own, *(name for name in ("localhost", "127.0.0.1") if name != own)] + (
+            ["testserver"] if self.environment == "test" else []
+        )
+
+
+def read(variables: Mapping[str, str]) -> Environment:
+    """Read and check every setting, or raise BadSetting for the first wrong one."""
+    environment = _one_of(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
+    portal_url = _web_url(variables, "GPUPOOL_PORTAL_URL", environment)
+    edge_url = _web_url(variables, "GPUPOOL_EDGE_URL", environment)
+    redis_url = _redis_url(variables)
+    return Environment(
+        environment=environment,
+        secret_key=_secret_key(variables),
+        database=_database(variables),
+        redis_url=redis_url,
+        broker_url=redis_url.replace("unix://", "redis+socket://", 1),
+        portal_url=portal_url,
+        edge_url=edge_url,
+        notebook_domain=_notebook_domain(variables, edge_url),
+        state=_state(variables),
+        time_zone=_time_zone(variables),
+        log_level=_one_of(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
+        log_format=_one_of(
+            variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS
+        ),
+        email=_email(variables),
+        mail_from=variables.get("GPUPOOL_MAIL_FROM", "gpupool@localhost"),
+    )
+
+
+def _required(variables: Mapping[str, str], name: str, allowed: str) -> str:
+    value = variables.get(name, "").strip()
+    if not value:
+        raise BadSetting(name, None, allowed)
+    return value
+
+
+def _one_of(variables: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
+    value = variables.get(name, "").strip() or default
+    if value not in allowed:
+        raise BadSetting(name, value, " | ".join(allowed))
+    return value
+
+
+def _without_password(url: str) -> str:
+    """The URL as it may be shown: a password becomes three dots."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:...@", url)
+
+
+def _parsed(name: str, value: str, allowed: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(value)
+    except (ValueError, KeyError, environ.ImproperlyConfigured):
+        raise BadSetting(name, _without_password(value), allowed) from None
+
+
+def _secret_key(variables: Mapping[str, str]) -> str:
+    allowed = f"a secret of at least {SHORTEST_SECRET} characters, at least 5 of them different"
+    value = _required(variables, "GPUPOOL_SECRET_KEY", allowed)
+    if len(value) < SHORTEST_SECRET or len(set(value)) < 5:
+        raise BadSetting("GPUPOOL_SECRET_KEY", f"(hidden, {len(value)} characters)", allowed)
+    return value
+
+
+def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
+    allowed = "postgresql://USER:PASSWORD@HOST:PORT/NAME (a socket folder as HOST is written with %2F for /)"
+    value = _required(variables, "DATABASE_URL", allowed)
+
+    def parse(url: str) -> Mapping[str, Any]:
+        parts = urlsplit(url)
+        if parts.scheme not in DATABASE_SCHEMES or not parts.hostname or not parts.path.strip("/"):
+            raise ValueError(url)
+        return {
+            "NAME": unquote(parts.path.strip("/")),
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            # hostname is lower-cased by urlsplit, and a socket folder may not be: take it from the netloc.
+            "HOST": unquote(parts.netloc.rsplit("@", 1)[-1].split(":")[0]),
+            "PORT": str(parts.port or ""),
+        }
+
+    return _parsed("DATABASE_URL", value, allowed, parse)
+
+
+def _redis_url(variables: Mapping[str, str]) -> str:
+    allowed = "redis://:PASSWORD@HOST:PORT/NUMBER, rediss://... or unix://:PASSWORD@/PATH/TO/SOCKET"
+    value = _required(variables, "REDIS_URL", allowed)
+
+    def parse(url: str) -> str:
+        parts = urlsplit(url)
+        # Reading .port is what checks it.
+        if parts.scheme not in REDIS_SCHEMES or (parts.scheme != "unix" and not parts.hostname) or parts.port == 0:
+            raise ValueError(url)
+        if parts.scheme == "unix" and not parts.path.strip("/"):
+            raise ValueError(url)
+        return url
+
+    return _parsed("REDIS_URL", value, allowed, parse)
+
+
+def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
+    scheme = "https" if environment == "production" else "http or https"
+    allowed = f"{scheme}://HOST[:PORT] without a path"
+    value = _required(variables, name, allowed)
+
+    def parse(url: str) -> str:
+        parts = urlsplit(url)
+        schemes = ("https",) if environment == "production" else ("http", "https")
+        if parts.scheme not in schemes or not parts.hostname or parts.port == 0 or "@" in parts.netloc:
+            raise ValueError(url)
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError(url)
+        return f"{parts.scheme}://{parts.netloc.lower()}"
+
+    return _parsed(name, value, allowed, parse)
+
+
+def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
+    port = urlsplit(edge_url).port
+    value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or ("localhost" + (f":{port}" if port else ""))
+    if not HOST_NAME.match(value):
+        raise BadSetting("GPUPOOL_NOTEBOOK_DOMAIN", value, "a domain name in lower case, with :PORT where it is not 443")
+    return value
+
+
+def _state(variables: Mapping[str, str]) -> Path:
+    allowed = "the absolute path of a folder this process can write to"
+    value = _required(variables, "GPUPOOL_STATE", allowed)
+    path = Path(value)
+    if "\0" in value or not path.is_absolute() or not path.is_dir():
+        raise BadSetting("GPUPOOL_STATE", value, allowed)
+    return path
+
+
+def _time_zone(variables: Mapping[str, str]) -> str:
+    value = variables.get("GPUPOOL_TIME_ZONE", "").strip() or "UTC"
+    if value not in zoneinfo.available_timezones():
+        raise BadSetting("GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin")
+    return value
+
+
+def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:
+    allowed = "smtp://USER:PASSWORD@HOST:PORT, smtp+tls://..., smtp+ssl://... or consolemail://"
+    value = variables.get("GPUPOOL_EMAIL_URL", "").strip() or "consolemail://"
+    if urlsplit(value).scheme not in ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail"):
+        raise BadSetting("GPUPOOL_EMAIL_URL", _without_password(value), allowed)
+    return _parsed("GPUPOOL_EMAIL_URL", value, allowed, environ.Env.email_url_config)

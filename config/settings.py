@@ -1,0 +1,230 @@
+"""Django settings. Every value that differs between places comes from config.environment; the rest is fixed here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from config import logs
+from config.environment import BadSetting, read
+
+try:
+    ENVIRONMENT = read(os.environ)
+except BadSetting as problem:
+    # One line and no traceback: whoever starts a service reads this, not a developer.
+    raise SystemExit(str(problem)) from None
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+IS_TEST = ENVIRONMENT.environment == "test"
+IS_DEMO = ENVIRONMENT.environment == "demo"
+
+# --- gpupool's own settings, for django.conf.settings --------------------------------------------------------------
+GPUPOOL_ENVIRONMENT = ENVIRONMENT.environment
+GPUPOOL_PORTAL_URL = ENVIRONMENT.portal_url
+GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
+GPUPOOL_NOTEBOOK_DOMAIN = ENVIRONMENT.notebook_domain
+GPUPOOL_STATE = ENVIRONMENT.state
+REDIS_URL = ENVIRONMENT.redis_url
+
+# --- applications ---------------------------------------------------------------------------------------------------
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "rules.apps.RulesConfig",
+    "django_htmx",
+    "django_filters",
+    "django_tables2",
+    "scheduler.apps.SchedulerConfig",
+    "telemetry.apps.TelemetryConfig",
+    "portal.apps.PortalConfig",
+]
+
+MIDDLEWARE = [
+    "config.security.refuse_unstorable_text",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "config.security.content_security_policy",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+
+ROOT_URLCONF = "config.urls"
+ASGI_APPLICATION = "config.asgi.application"
+
+TEMPLATES: list[dict[str, Any]] = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "config.security.nonce",
+            ],
+        },
+    },
+]
+
+# --- database and cache ---------------------------------------------------------------------------------------------
+# Sessions that forget themselves are ended by the server, so that a stopped process cannot keep a lock for ever.
+DATABASE_SESSION = "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC"
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        **ENVIRONMENT.database,
+        "CONN_MAX_AGE": 0,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            "options": DATABASE_SESSION,
+            "connect_timeout": 5,
+            "pool": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
+        },
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": ENVIRONMENT.redis_url,
+        "KEY_PREFIX": "gpupool",
+    }
+}
+
+# --- people ---------------------------------------------------------------------------------------------------------
+AUTH_USER_MODEL = "portal.User"
+AUTHENTICATION_BACKENDS = [
+    "rules.permissions.ObjectPermissionBackend",
+    "allauth.account.auth_backends.AuthenticationBackend",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+]
+if IS_TEST:
+    # Tests sign in hundreds of times; the slow hash is Django's to test, not ours.
+    PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "/"
+ACCOUNT_ADAPTER = "config.accounts.LocalAccounts"
+ACCOUNT_LOGIN_METHODS = {"username", "email"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "email", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_SESSION_REMEMBER = False
+ACCOUNT_LOGOUT_ON_GET = False
+ACCOUNT_PREVENT_ENUMERATION = True
+ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/5m/key"}
+if IS_TEST:
+    ACCOUNT_RATE_LIMITS = {"login": "10000/m/ip", "login_failed": "10000/m/ip,5/5m/key"}
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+
+# --- API ------------------------------------------------------------------------------------------------------------
+REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
+    "DEFAULT_VERSIONING_CLASS": None,
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "gpupool",
+    "DESCRIPTION": "Run all GPUs of an organisation as one shared pool.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+}
+
+# --- static files ---------------------------------------------------------------------------------------------------
+STATIC_URL = "/static/"
+STATIC_ROOT = ENVIRONMENT.state / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "config.static_files.PlotlyFinder",
+]
+STATICFILES_STORAGE_CLASS = (
+    "django.contrib.staticfiles.storage.StaticFilesStorage"
+    if IS_TEST
+    else "whitenoise.storage.CompressedManifestStaticFilesStorage"
+)
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": STATICFILES_STORAGE_CLASS},
+}
+WHITENOISE_USE_FINDERS = IS_TEST
+WHITENOISE_AUTOREFRESH = False
+
+# --- browsers and transport -----------------------------------------------------------------------------------------
+SECRET_KEY = ENVIRONMENT.secret_key
+DEBUG = False
+ALLOWED_HOSTS = ENVIRONMENT.allowed_hosts
+CSRF_TRUSTED_ORIGINS = [ENVIRONMENT.portal_url]
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_AGE = 12 * 3600
+CSRF_COOKIE_HTTPONLY = True
+CSRF_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_NAME = "gpupool_session"
+CSRF_COOKIE_NAME = "gpupool_csrf"
+if ENVIRONMENT.secure:
+    SESSION_COOKIE_NAME = "__Host-gpupool_session"
+    CSRF_COOKIE_NAME = "__Host-gpupool_csrf"
+    SESSION_COOKIE_SECURE = True
+    CSRF_COOKIE_SECURE = True
+    SECURE_SSL_REDIRECT = True
+    SECURE_HSTS_SECONDS = 365 * 24 * 3600
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+    SECURE_HSTS_PRELOAD = True
+    # The web process listens on loopback behind the TLS proxy of deploy/, which sets this header itself.
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    # The probes come from this machine, without the proxy.
+    SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 500
+
+# --- language, time, mail, logs -------------------------------------------------------------------------------------
+LANGUAGE_CODE = "en-gb"
+USE_I18N = False
+USE_TZ = True
+TIME_ZONE = ENVIRONMENT.time_zone
+
+vars().update(ENVIRONMENT.email)
+DEFAULT_FROM_EMAIL = ENVIRONMENT.mail_from
+SERVER_EMAIL = ENVIRONMENT.mail_from
+
+LOGGING_CONFIG = None
+logs.configure(ENVIRONMENT.log_level, ENVIRONMENT.log_format)

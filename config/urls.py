@@ -1,0 +1,14 @@
+"""Every address of the web process."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern, URLResolver, include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("accounts/", include("allauth.urls")),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api-docs"),
+    path("api/v1/", include("portal.api.urls")),
+    path("", include("portal.web.urls")),
+]
