@@ -1,0 +1,313 @@
+"""The wire between an agent and the edge: JSON text frames over one WebSocket, version 1.
+
+The agent connects to ``/agent/v1/sync`` with ``Authorization: Bearer <credential>``; the server knows the host from the
+credential and never from a message. Both sides are level-triggered: each ``Observed`` carries everything that is so on the
+host, each ``Desired`` everything that should be so, so a lost, doubled, late or reordered frame changes nothing.
+
+Frames up:   Observed, SampleBatch, LogChunk, Health        Frames down: Desired, Refused
+Workspace bytes go over further connections that the agent dials to ``/agent/v1/stream`` when ``Desired.streams`` asks for
+them: the edge sends one ``StreamOpen`` text frame that names the run, then both sides pass binary frames to and from
+the run's unix socket until either closes.
+
+Plain Python, no third-party import: the server imports this module, and the agent installs without the server.
+Every ``from_json`` raises ProtocolError that names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+SYNC_PATH = "/agent/v1/sync"
+STREAM_PATH = "/agent/v1/stream"
+JOIN_PATH = "/agent/v1/join"
+LONGEST_TEXT = 10_000
+LONGEST_LIST = 10_000
+
+
+class ProtocolError(ValueError):
+    """A frame that is not of this protocol: names the field, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSeen:
+    """One holdable unit of a GPU. ``first_slot`` and ``slots`` are within the GPU: 0..840."""
+
+    uuid: str
+    profile: str  # "" for the whole GPU
+    first_slot: int
+    slots: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int
+    compute_capability: int = 0
+    nvlink_group: int | None = None
+    numa_node: int | None = None
+    pci_bus_id: str = ""
+    units: list[UnitSeen] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    gpus: list[GpuSeen]
+    cpu_milli: int
+    memory_mib: int
+    isolation: str  # "bubblewrap" or "plain"
+    simulated: bool
+    driver_version: str = ""
+    notes: list[str] = field(default_factory=list)  # what this host cannot do, in words
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """What the agent sees of one run. ``state`` is a scheduler RunState value except placed."""
+
+    run: str  # Run.public_id
+    generation: int
+    state: str  # starting, running, stopping, ended
+    step: str = ""  # the last real step, for people
+    ready: bool = False  # a notebook answers
+    outcome: str = ""  # a reason code once ended
+    exit_code: int | None = None
+    started_at: float | None = None  # seconds since the epoch
+    ended_at: float | None = None
+    checkpoint_at: float | None = None  # last acknowledged checkpoint
+    activity: dict[str, Any] = field(default_factory=dict)  # notebook: kernels, busy, connections, last_activity
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    version: int
+    agent_version: str
+    boot_id: str
+    instance: str  # random, made at installation: a clone has the same
+    sequence: int  # grows with each frame of one agent process
+    inventory: Inventory
+    runs: list[RunSeen]
+    spooled_batches: int = 0
+    kind: str = "observed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunWanted:
+    """What should be so for one run. ``verb`` is the strongest open command: start, notice or stop."""
+
+    run: str
+    workload: str  # Workload.public_id
+    generation: int
+    verb: str
+    code: str = ""  # reason code of a notice or a stop
+    stop_at: float | None = None  # notice: when the stop follows, seconds since the epoch
+    grace_seconds: float = 30.0
+    kind: str = "job"  # job or notebook
+    command: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    unit_uuids: list[str] = field(default_factory=list)
+    owner: str = ""  # name of the home folder
+    team: str = ""
+    secret: str = ""  # notebook: what the edge sends in X-Gpupool-Secret; never put into the kernels' environment
+    attempt: int = 1
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    max_runtime_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """Everything this host should run. A run that the agent holds and that is not named here must stop."""
+
+    version: int
+    host: str
+    lease_seconds: float  # a workload whose agent hears nothing this long is stopped by its shim
+    runs: list[RunWanted]
+    committed_sequence: int = 0  # sample batches up to this one are in the database: delete them
+    streams: int = 0  # how many idle stream connections to keep ready
+    credential: str = ""  # a renewed credential, when this one is old
+    credential_expires_at: float | None = None
+    poll_seconds: float = 5.0
+    kind: str = "desired"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One reading of one unit. None means unknown, never zero."""
+
+    unit: str  # unit uuid
+    ts: float  # seconds since the epoch
+    run: str | None = None  # the run that held it, as the agent saw it
+    utilisation: float | None = None  # per cent of time in which any kernel ran
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    memory_used_mib: int | None = None
+    memory_utilisation: float | None = None
+    power_w: float | None = None
+    energy_mj: int | None = None  # millijoules since the driver loaded: a counter with resets
+    temperature_c: float | None = None
+    memory_temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: int | None = None
+    pcie_rx_kib: int | None = None
+    pcie_tx_kib: int | None = None
+    nvlink_kib: int | None = None
+    processes: int | None = None  # compute processes on it
+    stray_processes: int | None = None  # of these, held by no run
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    sequence: int  # per host, from 1, without gaps; kept in the spool until committed
+    rows: list[SampleRow]
+    kind: str = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Bytes ``[offset, offset + len)`` of a run's log, as text with undecodable bytes replaced."""
+
+    run: str
+    offset: int
+    text: str
+    kind: str = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One hardware event. ``event_id`` makes a repeated frame harmless."""
+
+    event_id: str
+    gpu: str  # uuid
+    source: str  # "xid", "nvml", "simulated"
+    code: str  # "xid:79"
+    ts: float
+    detail: str = ""
+    kind: str = "health"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server's clear no: an unknown version, a revoked credential, a second agent for the same host."""
+
+    reason: str
+    retry: bool = False
+    kind: str = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpen:
+    run: str
+    kind: str = "stream_open"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """Body of ``POST /agent/v1/join``."""
+
+    version: int
+    token: str
+    host: str
+    instance: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    credential: str
+    credential_expires_at: float
+    host: str
+
+
+FRAMES_UP: dict[str, type] = {"observed": Observed, "samples": SampleBatch, "log": LogChunk, "health": Health}
+FRAMES_DOWN: dict[str, type] = {"desired": Desired, "refused": Refused, "stream_open": StreamOpen}
+
+
+def encode(frame: Any) -> str:
+    """A frame as one line of JSON."""
+    return json.dumps(dataclasses.asdict(frame), separators=(",", ":"), allow_nan=False)
+
+
+def decode(text: str, frames: dict[str, type]) -> Any:
+    """One of ``frames`` from its JSON; its ``kind`` says which."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"frame: not JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("kind") not in frames:
+        allowed = ", ".join(sorted(frames))
+        kind = data.get("kind") if isinstance(data, dict) else type(data).__name__
+        raise ProtocolError(f"kind: {kind!r} is not one of {allowed}")
+    return parse(frames[data["kind"]], data)
+
+
+T = typing.TypeVar("T")
+
+
+def parse(kind: type[T], data: Any, where: str = "") -> T:
+    """A value of dataclass ``kind`` from a JSON object. Unknown keys are ignored, so that a newer peer may say more."""
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{where or kind.__name__}: {_shown(data)} is not an object")
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for entry in dataclasses.fields(kind):  # type: ignore[arg-type]
+        path = f"{where}.{entry.name}" if where else entry.name
+        if entry.name in data:
+            values[entry.name] = _value(hints[entry.name], data[entry.name], path)
+        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+            raise ProtocolError(f"{path}: missing")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _value(next(a for a in args if a is not type(None)), value, path)
+    if origin is list:
+        if not isinstance(value, list) or len(value) > LONGEST_LIST:
+            raise ProtocolError(f"{path}: {_shown(value)} is not a list of at most {LONGEST_LIST} entries")
+        return [_value(args[0], item, f"{path}[{number}]") for number, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, dict) or len(value) > LONGEST_LIST:
+            raise ProtocolError(f"{path}: {_shown(value)} is not an object of at most {LONGEST_LIST} entries")
+        return {str(key): _value(args[1], item, f"{path}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return parse(typing.cast(type, hint), value, path)
+    return _plain(hint, value, path)
+
+
+def _plain(hint: Any, value: Any, path: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value != value or abs(value) > 1e18:
+            raise ProtocolError(f"{path}: {_shown(value)} is not a finite number")
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) >= 2**63:
+            raise ProtocolError(f"{path}: {_shown(value)} is not a 64-bit integer")
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is str and isinstance(value, str):
+        if "\x00" in value:
+            raise ProtocolError(f"{path}: holds a NUL character")
+        if len(value) > (LONGEST_TEXT if not path.endswith("text") else 64 * LONGEST_TEXT):
+            raise ProtocolError(f"{path}: longer than {LONGEST_TEXT} characters")
+        return value
+    raise ProtocolError(f"{path}: {_shown(value)} is not {hint.__name__}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

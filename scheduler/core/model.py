@@ -1,0 +1,289 @@
+"""What the planner reads and what it answers: frozen values, no Django, no clock.
+
+Times are whole seconds since the epoch (UTC). Sizes of GPU are slots: a whole GPU has ``SLOTS_PER_GPU`` of them, a MIG
+slice or a share has its part, so guarantees and use add up exactly as integers.
+Ids are the database's primary keys; every ordering ends in an id, so a plan never depends on the order of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+SLOTS_PER_GPU = 840  # divisible by 2..8: a GPU can be cut into that many equal parts
+WHOLE = ""  # the profile of a whole GPU
+
+
+class PoolKind(StrEnum):
+    STATIC = "static"  # belongs to one team
+    DYNAMIC = "dynamic"  # shared by every team that has a quota in it
+
+
+class Priority(IntEnum):
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A pool's rules. Durations in seconds, ``spare_slots`` in slots; a limit of None means no limit."""
+
+    notice_seconds: int = 30  # warning before the stop, in which a checkpoint is written
+    grace_seconds: int = 30  # between the stop signal and the kill
+    minimum_runtime_seconds: int = 300  # not evicted before it has run this long
+    half_life_seconds: int = 7 * 86_400  # of the decayed use that fair share compares
+    spare_slots: int = 0  # kept free for critical work
+    longest_runtime_seconds: int = 7 * 86_400
+    most_slots_per_user: int | None = None
+    most_slots_per_workload: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    id: int
+    name: str
+    kind: PoolKind
+    team: int | None  # the owner of a static pool, None for a dynamic one
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """``accepts`` is False while lease, administrative or repair state keeps new work away; ``closed_code`` says why."""
+
+    id: int
+    name: str
+    pool: int
+    labels: frozenset[tuple[str, str]] = frozenset()
+    cpu_milli: int = 0  # 0 means unknown: CPU is then not checked
+    memory_mib: int = 0  # 0 means unknown: memory is then not checked
+    accepts: bool = True
+    closed_code: str = ""  # a reasons.Code value when accepts is False
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What can be held: a whole GPU, a MIG slice or a declared share, as a sub-range of its GPU's slots."""
+
+    id: int
+    host: int
+    gpu: int
+    model: str  # "H100-80GB"
+    profile: str = WHOLE  # "" whole, "1g.10gb" a MIG slice, "share-1/4" a declared share
+    slots: int = SLOTS_PER_GPU
+    memory_mib: int = 0
+    compute_capability: int = 0  # 90 for 9.0
+    nvlink_group: int | None = None
+    well: bool = True  # False while its GPU is quarantined or out
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``units`` on each of ``hosts`` hosts. An empty ``models`` allows any model that meets the properties."""
+
+    units: int
+    hosts: int = 1
+    models: tuple[str, ...] = ()  # in order of preference
+    profile: str = WHOLE
+    min_memory_mib: int = 0
+    min_compute_capability: int = 0
+    nvlink: bool = False  # all units of a host in one NVLink group
+    labels: frozenset[tuple[str, str]] = frozenset()  # each must be on the host
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    @property
+    def total_units(self) -> int:
+        return self.units * self.hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One team's claim on one model of one pool, in slots. ``borrow_limit`` is what it may hold above the guarantee."""
+
+    team: int
+    pool: int
+    model: str
+    guaranteed: int
+    borrow_limit: int | None = None  # None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    id: int
+    name: str
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecayedUse:
+    """Slot-seconds a team used in a pool, each second halved in worth every half-life, as of the snapshot's ``now``."""
+
+    team: int
+    pool: int
+    slot_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A workload that waits. ``gate`` is a reasons.Code value that keeps it from starting whatever is free
+    (a closed budget, an unmet dependency), with its numbers in ``gate_numbers``."""
+
+    id: int
+    team: int
+    project: int
+    user: int
+    pool: int
+    ask: Ask
+    submitted: int
+    max_runtime_seconds: int
+    predicted_seconds: int  # never above max_runtime_seconds
+    priority: Priority = Priority.NORMAL
+    preemptible: bool = False
+    may_borrow: bool = True  # False for work that is not preemptible
+    reservation: int | None = None  # runs inside this reservation only
+    not_before: int = 0  # back-off after a failed attempt
+    evicted_by: int | None = None  # the workload it last had to make room for
+    gate: str = ""
+    gate_numbers: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A workload that holds units, from placement until the agent confirms the stop."""
+
+    id: int
+    team: int
+    project: int
+    user: int
+    pool: int
+    units: tuple[int, ...]
+    started: int
+    until: int  # started + max_runtime_seconds
+    predicted_until: int
+    priority: Priority = Priority.NORMAL
+    preemptible: bool = False
+    borrowed_slots: int = 0  # held above the guarantee when it was placed
+    checkpoint_at: int | None = None  # last acknowledged checkpoint
+    reservation: int | None = None
+    stopping: bool = False  # told to go, still holds its units
+    stop_by: int | None = None  # when a stopping one is gone at the latest
+    evicted_for_workload: int | None = None
+    evicted_for_reservation: int | None = None
+    evicted_by: int | None = None  # whom it made room for last time: it may not evict that one back
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A confirmed promise. ``units`` is empty until it is bound, at its start or shortly before."""
+
+    id: int
+    team: int
+    project: int
+    pool: int
+    ask: Ask
+    start: int
+    end: int
+    units: tuple[int, ...] = ()
+    may_exceed_guarantee: bool = False  # the approver let it eat into what others are guaranteed
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    host: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of everything the planner may know. Build it with rows in any order."""
+
+    epoch: int
+    pools: tuple[Pool, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    units: tuple[Unit, ...] = ()
+    teams: tuple[Team, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    decayed_use: tuple[DecayedUse, ...] = ()
+    queued: tuple[Queued, ...] = ()
+    running: tuple[Running, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    maintenance: tuple[Maintenance, ...] = ()
+
+
+Numbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs: what a reason is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    workload: int
+    units: tuple[int, ...]  # sorted ids, all hosts of the gang
+    borrowed_slots: int  # above the team's guarantee; 0 for guaranteed work
+    code: str  # reasons.Code: why it could start now
+    numbers: Numbers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A whole workload told to go. Exactly one of ``for_workload`` and ``for_reservation`` is set."""
+
+    workload: int
+    for_workload: int | None
+    for_reservation: int | None
+    code: str
+    stop_at: int  # when the notice is over and the stop signal is sent
+    numbers: Numbers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a queued workload does not start now. ``expected_start`` is None when nothing known would free its units;
+    then ``code`` says what would have to change."""
+
+    workload: int
+    code: str
+    numbers: Numbers = ()
+    position: int | None = None  # 1 is next in its pool; None for a gated workload
+    expected_start: int | None = None
+    blockers: tuple[int, ...] = ()  # workloads whose end it waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Units bound to a reservation that starts now."""
+
+    reservation: int
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    epoch: int
+    placements: tuple[Placement, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the timeline in which an ask fits: ``[start, end)``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAnswer:
+    """Does a reservation's ask fit its window? When not: why, and the first windows of that length that do."""
+
+    fits: bool
+    code: str = ""
+    numbers: Numbers = ()
+    first_windows: tuple[Window, ...] = field(default=())

@@ -1,0 +1,60 @@
+"""The closed list of reasons. A code is set where the decision is made, with its numbers; ``portal/wording.py`` makes the
+sentence. ``docs/reasons.md`` explains each; a test holds the two together."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    # why a workload starts
+    FREE_WITHIN_GUARANTEE = "free_within_guarantee"
+    FREE_BORROWED = "free_borrowed"
+    INSIDE_RESERVATION = "inside_reservation"
+    RECLAIMED_GUARANTEE = "reclaimed_guarantee"
+    OUTRANKED_WITHIN_TEAM = "outranked_within_team"
+    OWN_STATIC_POOL = "own_static_pool"
+    # why a workload is told to go
+    EVICTED_FOR_GUARANTEE = "evicted_for_guarantee"
+    EVICTED_FOR_PRIORITY = "evicted_for_priority"
+    EVICTED_FOR_RESERVATION = "evicted_for_reservation"
+    # why a workload waits: for ever, unless something changes
+    NO_SUCH_HARDWARE = "no_such_hardware"
+    TOO_BIG_FOR_ANY_HOST = "too_big_for_any_host"
+    NOT_YOUR_POOL = "not_your_pool"
+    NO_QUOTA = "no_quota"
+    OVER_WORKLOAD_CAP = "over_workload_cap"
+    OVER_RUNTIME_CAP = "over_runtime_cap"
+    # why a workload waits: until somebody or something changes
+    OVER_QUOTA = "over_quota"
+    OVER_USER_CAP = "over_user_cap"
+    BUDGET_CLOSED = "budget_closed"
+    DEPENDENCY = "dependency"
+    BACKING_OFF = "backing_off"
+    RESERVATION_NOT_STARTED = "reservation_not_started"
+    RESERVATION_OVER = "reservation_over"
+    HOST_CLOSED = "host_closed"
+    # why a workload waits: its turn comes
+    WAITS_FOR_UNITS = "waits_for_units"
+    WAITS_FOR_EVICTION = "waits_for_eviction"
+    HELD_FOR_RESERVATION = "held_for_reservation"
+    HELD_FOR_MAINTENANCE = "held_for_maintenance"
+    BEHIND_OTHERS = "behind_others"
+    SPARE_CAPACITY_KEPT = "spare_capacity_kept"
+    # why a reservation does not fit
+    WINDOW_FULL = "window_full"
+    WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
+    # how an attempt ended (also used by the agent)
+    FINISHED = "finished"
+    FAILED = "failed"
+    CHECKPOINTED = "checkpointed"
+    KILLED_AT_GRACE = "killed_at_grace"
+    OUT_OF_MEMORY = "out_of_memory"
+    GPU_ERROR = "gpu_error"
+    HOST_LOST = "host_lost"
+    LEASE_LOST = "lease_lost"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    IDLE = "idle"
+    START_FAILED = "start_failed"
+    DRAINED = "drained"

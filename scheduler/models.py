@@ -1,0 +1,462 @@
+"""What exists, who may hold it and who holds it. Rows only: no rule lives here.
+
+GPU slots are numbered across the whole fleet: GPU ``g`` owns ``[g * 840, (g + 1) * 840)``. So one exclusion constraint over
+(slots, period) keeps a slot from being held twice, without any extension.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.conf import settings
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import ArrayField, BigIntegerRangeField, DateTimeRangeField, RangeOperators
+from django.db import models
+from django.db.models import F, Q
+
+from scheduler import states
+from scheduler.core.model import SLOTS_PER_GPU, PoolKind, Priority
+
+
+class WorkloadKind(models.TextChoices):
+    NOTEBOOK = "notebook"
+    JOB = "job"
+
+
+class WorkloadType(models.TextChoices):
+    TRAINING = "training"
+    INFERENCE = "inference"
+    INTERACTIVE = "interactive"
+    OTHER = "other"
+
+
+PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
+
+
+class Team(models.Model):
+    slug = models.SlugField(unique=True, max_length=40)
+    name = models.CharField(unique=True, max_length=80)
+    tag = models.CharField(max_length=3, help_text="two or three letters beside its colour")
+    colour = models.PositiveSmallIntegerField(default=1, help_text="1 to 8, of the palette")
+    weight = models.PositiveIntegerField(default=1, help_text="its part in fair share")
+    highest_priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.HIGH))
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Project(models.Model):
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="projects")
+    slug = models.SlugField(max_length=40)
+    name = models.CharField(max_length=80)
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "slug"], name="project_slug_once_per_team")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Pool(models.Model):
+    slug = models.SlugField(unique=True, max_length=40)
+    name = models.CharField(unique=True, max_length=80)
+    kind = models.CharField(max_length=10, choices=[(k.value, k.value) for k in PoolKind])
+    team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.PROTECT, help_text="owner of a static pool")
+    notice_seconds = models.PositiveIntegerField(default=30)
+    grace_seconds = models.PositiveIntegerField(default=30)
+    minimum_runtime_seconds = models.PositiveIntegerField(default=300)
+    half_life_seconds = models.PositiveIntegerField(default=7 * 86_400)
+    spare_slots = models.PositiveIntegerField(default=0)
+    longest_runtime_seconds = models.PositiveIntegerField(default=7 * 86_400)
+    most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
+    most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
+    approval_above_gpus = models.PositiveIntegerField(default=4, help_text="reservations above this wait for approval")
+    longest_reservation_seconds = models.PositiveIntegerField(default=14 * 86_400)
+    reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
+    no_show_seconds = models.PositiveIntegerField(default=30 * 60)
+    idle_limit_seconds = models.PositiveIntegerField(default=60 * 60)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(kind="dynamic", team__isnull=True) | Q(kind="static", team__isnull=False),
+                name="a_static_pool_has_an_owner_a_dynamic_one_has_none",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Host(models.Model):
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
+    name = models.CharField(unique=True, max_length=63)
+    labels = models.JSONField(default=dict, blank=True)
+    simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
+    hardware = models.JSONField(default=dict, blank=True, help_text="what the agent last reported of the machine")
+    isolation = models.CharField(max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports")
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+    agent_version = models.CharField(max_length=40, default="", blank=True)
+    boot_id = models.CharField(max_length=64, default="", blank=True)
+    agent_instance = models.CharField(max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone")
+    credential_hash = models.CharField(max_length=64, default="", blank=True)
+    credential_expires_at = models.DateTimeField(null=True, blank=True)
+    lease_state = models.CharField(max_length=10, choices=states.choices(states.LeaseState), default=states.LeaseState.JOINING)
+    admin_state = models.CharField(max_length=12, choices=states.choices(states.AdminState), default=states.AdminState.IN_SERVICE)
+    repair_state = models.CharField(max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL)
+    state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
+    last_sync_at = models.DateTimeField(null=True, blank=True)
+    silent_since = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JoinToken(models.Model):
+    """Lets one agent join as one named host, once, within 15 minutes. Only its hash is kept."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="join_tokens")
+    token_hash = models.CharField(unique=True, max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+
+
+class Gpu(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="gpus")
+    index = models.PositiveSmallIntegerField()
+    uuid = models.CharField(unique=True, max_length=80)
+    model = models.CharField(max_length=60)
+    memory_mib = models.PositiveIntegerField()
+    compute_capability = models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0")
+    nvlink_group = models.PositiveSmallIntegerField(null=True, blank=True)
+    numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
+    pci_bus_id = models.CharField(max_length=32, default="", blank=True)
+    repair_state = models.CharField(max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL)
+    state_reason = models.CharField(max_length=300, default="", blank=True)
+    retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "index"], condition=Q(retired_at__isnull=True), name="one_gpu_per_host_and_index"
+            )
+        ]
+
+    @property
+    def first_slot(self) -> int:
+        return int(self.pk) * SLOTS_PER_GPU
+
+    def __str__(self) -> str:
+        return f"{self.host_id}/{self.index}"
+
+
+class Unit(models.Model):
+    """What can be held: a whole GPU, a MIG slice or a declared share. ``slots`` is in fleet-wide numbering."""
+
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")
+    profile = models.CharField(max_length=30, default="", blank=True, help_text="empty: the whole GPU")
+    uuid = models.CharField(max_length=80, help_text="what CUDA_VISIBLE_DEVICES gets")
+    slots = BigIntegerRangeField()
+    memory_mib = models.PositiveIntegerField()
+    retired_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="units_of_a_gpu_do_not_overlap",
+                expressions=[("slots", RangeOperators.OVERLAPS)],
+                condition=Q(retired_at__isnull=True),
+            )
+        ]
+
+
+class Quota(models.Model):
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="quotas")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas")
+    model = models.CharField(max_length=60)
+    guaranteed_slots = models.PositiveIntegerField(help_text="840 is one GPU")
+    borrow_limit_slots = models.PositiveIntegerField(null=True, blank=True, help_text="above the guarantee; empty: no limit")
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model")]
+
+
+class DecayedUse(models.Model):
+    """Slot-seconds with a half-life, brought forward at each cycle that changes something."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE)
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE)
+    slot_seconds = models.FloatField(default=0)
+    as_of = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "pool"], name="one_decayed_use_per_team_and_pool")]
+
+
+class AskFields(models.Model):
+    """The columns of an ask (scheduler.core.model.Ask), shared by workloads and reservations."""
+
+    units = models.PositiveIntegerField()
+    hosts = models.PositiveIntegerField(default=1)
+    models_wanted = ArrayField(models.CharField(max_length=60), default=list, blank=True, help_text="in order of preference")
+    profile = models.CharField(max_length=30, default="", blank=True)
+    min_memory_mib = models.PositiveIntegerField(default=0)
+    min_compute_capability = models.PositiveSmallIntegerField(default=0)
+    nvlink = models.BooleanField(default=False)
+    labels_required = models.JSONField(default=dict, blank=True)
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+
+class Reservation(AskFields):
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="reservations")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="reservations")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80)
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    state = models.CharField(max_length=10, choices=states.choices(states.ReservationState), default=states.ReservationState.CONFIRMED)
+    may_exceed_guarantee = models.BooleanField(default=False)
+    first_used_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="when it was over, released or cancelled")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_reservation_ends_after_its_start")]
+        indexes = [models.Index(fields=["pool", "end"])]
+
+
+class BoundUnit(models.Model):
+    """A unit bound to a reservation while it is active. No two reservations bind the same slots at the same time."""
+
+    reservation = models.ForeignKey(Reservation, on_delete=models.PROTECT, related_name="bound_units")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT)
+    slots = BigIntegerRangeField()
+    period = DateTimeRangeField()
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="a_slot_is_bound_to_one_reservation",
+                expressions=[("slots", RangeOperators.OVERLAPS), ("period", RangeOperators.OVERLAPS)],
+            )
+        ]
+
+
+class Workload(AskFields):
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    kind = models.CharField(max_length=10, choices=WorkloadKind.choices)
+    type = models.CharField(max_length=12, choices=WorkloadType.choices)
+    name = models.CharField(max_length=80)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="workloads")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="workloads")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="workloads")
+    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads")
+    command = models.TextField(default="", blank=True, help_text="a job's shell command; empty for a notebook")
+    environment = models.JSONField(default=dict, blank=True)
+    priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
+    preemptible = models.BooleanField(default=False)
+    max_runtime_seconds = models.PositiveIntegerField()
+    predicted_seconds = models.PositiveIntegerField(help_text="fixed at submission, never above max_runtime_seconds")
+    most_retries = models.PositiveSmallIntegerField(default=0)
+    state = models.CharField(max_length=10, choices=states.choices(states.WorkloadState), default=states.WorkloadState.QUEUED)
+    attempt = models.PositiveIntegerField(default=0, help_text="how often it has been placed")
+    submitted_at = models.DateTimeField()
+    queued_at = models.DateTimeField(help_text="last time it began to wait")
+    not_before = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True, help_text="first time it ran")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=30, default="", blank=True, help_text="a reason code once it has ended")
+    outcome_numbers = models.JSONField(default=dict, blank=True)
+    reason_code = models.CharField(max_length=40, default="", blank=True, help_text="why it waits, or why it started")
+    reason_numbers = models.JSONField(default=dict, blank=True)
+    position = models.PositiveIntegerField(null=True, blank=True)
+    expected_start = models.DateTimeField(null=True, blank=True)
+    blockers = ArrayField(models.BigIntegerField(), default=list, blank=True)
+    borrowed_slots = models.PositiveIntegerField(default=0)
+    evicted_by = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    evicted_for_workload = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    evicted_for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    checkpoint_at = models.DateTimeField(null=True, blank=True)
+    stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
+    idle_warned_at = models.DateTimeField(null=True, blank=True)
+    keep_until = models.DateTimeField(null=True, blank=True, help_text="its owner asked not to stop it for idleness before this")
+    simulated = models.BooleanField(default=False, help_text="part of the simulated history, never ran")
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["pool", "state"]),
+            models.Index(fields=["owner", "-submitted_at"]),
+            models.Index(fields=["project", "-submitted_at"]),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Run(models.Model):
+    """One host's part of one attempt of a workload. ``generation`` grows with every claim: agents refuse a lower one."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")
+    attempt = models.PositiveIntegerField()
+    rank = models.PositiveSmallIntegerField(default=0)
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="runs")
+    generation = models.BigIntegerField()
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    state = models.CharField(max_length=10, choices=states.choices(states.RunState), default=states.RunState.PLACED)
+    placed_at = models.DateTimeField()
+    starting_at = models.DateTimeField(null=True, blank=True)
+    running_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True, help_text="a notebook answers")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=30, default="", blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    checkpoint_at = models.DateTimeField(null=True, blank=True)
+    step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
+    activity = models.JSONField(default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["workload", "attempt", "rank"], name="one_run_per_attempt_and_rank"),
+            models.UniqueConstraint(fields=["host", "generation"], name="a_generation_is_used_once_per_host"),
+        ]
+
+
+class Allocation(models.Model):
+    """Slots held now or in the past, ``[started, ended)``; open until the agent confirms the stop."""
+
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="allocations")
+    workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="allocations")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="allocations")
+    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="allocations")
+    slots = BigIntegerRangeField()
+    period = DateTimeRangeField()
+    borrowed = models.BooleanField(default=False)
+    end_code = models.CharField(max_length=30, default="", blank=True, help_text="the run's outcome: what the time is charged as")
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="a_slot_is_held_once_at_any_instant",
+                expressions=[("slots", RangeOperators.OVERLAPS), ("period", RangeOperators.OVERLAPS)],
+            )
+        ]
+        indexes = [models.Index(fields=["workload"])]
+
+
+class Command(models.Model):
+    """What the engine wants of a host for one run; open until done. The agent's desired state is made of the open ones."""
+
+    class Verb(models.TextChoices):
+        START = "start"
+        NOTICE = "notice"
+        STOP = "stop"
+
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="commands")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="commands")
+    verb = models.CharField(max_length=10, choices=Verb.choices)
+    code = models.CharField(max_length=40, default="", blank=True, help_text="reason code, told to the workload")
+    stop_at = models.DateTimeField(null=True, blank=True, help_text="notice: when the stop follows")
+    created_at = models.DateTimeField()
+    done_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "verb"], name="one_command_per_run_and_verb")]
+        indexes = [models.Index(fields=["host"], condition=Q(done_at__isnull=True), name="open_commands_of_a_host")]
+
+
+class Decision(models.Model):
+    """One thing the engine decided about one workload, kept when it differs from the last one."""
+
+    class Kind(models.TextChoices):
+        PLACED = "placed"
+        EVICTED = "evicted"
+        REFUSED = "refused"
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    code = models.CharField(max_length=40)
+    numbers = models.JSONField(default=dict)
+    for_workload = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    epoch = models.BigIntegerField()
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["workload", "-at"]), models.Index(fields=["-at"])]
+
+
+class Leader(models.Model):
+    """One row. Every write of the engine checks that its epoch is still this one."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    epoch = models.BigIntegerField(default=0)
+    holder = models.CharField(max_length=80, default="", blank=True)
+    renewed_at = models.DateTimeField(null=True, blank=True)
+    last_cycle_at = models.DateTimeField(null=True, blank=True)
+    last_cycle_seconds = models.FloatField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_leader_row")]
+
+
+class BudgetGate(models.Model):
+    """Closed by telemetry when a budget is used up: the engine then refuses new work, or stops lending to it."""
+
+    class Action(models.TextChoices):
+        REFUSE_NEW = "refuse_new"
+        STOP_BORROWING = "stop_borrowing"
+
+    team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE)
+    project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE)
+    action = models.CharField(max_length=16, choices=Action.choices)
+    numbers = models.JSONField(default=dict, help_text="limit, spent, currency")
+    closed_at = models.DateTimeField()
+    until = models.DateTimeField(help_text="the end of the budget's period")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_gate_is_of_a_team_or_of_a_project"
+            )
+        ]
+
+
+class MaintenanceWindow(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="maintenance_windows")
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    reason = models.CharField(max_length=300)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="maintenance_ends_after_its_start")]
+
+
+class HostStateChange(models.Model):
+    """Kept so that every second of a host lands in the right bucket: unhealthy, maintenance or in use."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="state_changes")
+    lease_state = models.CharField(max_length=10)
+    admin_state = models.CharField(max_length=12)
+    repair_state = models.CharField(max_length=12)
+    reason = models.CharField(max_length=300, default="", blank=True)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["host", "at"])]

@@ -1,0 +1,141 @@
+"""Every state that the scheduler's rows can be in, and every way from one to another.
+
+One table per state field. A change is a compare-and-swap through it: ``change_state`` updates the row only where it still
+has the old state, so of two processes that race one wins and the other learns that it lost.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from django.db import models
+
+
+class WorkloadState(StrEnum):
+    QUEUED = "queued"
+    PLACED = "placed"  # units are held, the agent has not begun
+    STARTING = "starting"
+    RUNNING = "running"
+    NOTICE = "notice"  # asked to write a checkpoint, runs until the notice is over
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class RunState(StrEnum):
+    """One host's part of one attempt."""
+
+    PLACED = "placed"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class ReservationState(StrEnum):
+    CONFIRMED = "confirmed"
+    ACTIVE = "active"  # units are bound
+    OVER = "over"
+    RELEASED = "released"  # nobody came within the no-show limit
+    CANCELLED = "cancelled"
+
+
+class LeaseState(StrEnum):
+    JOINING = "joining"  # known, its agent has never spoken
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # one renewal missing: nothing new is placed
+    SILENT = "silent"  # lease, grace and margin are over: its work may start elsewhere
+
+
+class AdminState(StrEnum):
+    IN_SERVICE = "in_service"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    MAINTENANCE = "maintenance"
+
+
+class RepairState(StrEnum):
+    WELL = "well"
+    QUARANTINED = "quarantined"
+    DIAGNOSING = "diagnosing"
+    OUT = "out"
+
+
+Transitions = dict[str, frozenset[str]]
+
+
+def _table(**to: tuple[str, ...]) -> Transitions:
+    return {name: frozenset(targets) for name, targets in to.items()}
+
+
+TRANSITIONS: dict[type[StrEnum], Transitions] = {
+    WorkloadState: _table(
+        queued=("placed", "ended"),
+        placed=("starting", "running", "stopping", "queued", "ended"),
+        starting=("running", "stopping", "queued", "ended"),
+        running=("notice", "stopping", "queued", "ended"),
+        notice=("stopping", "queued", "ended", "running"),
+        stopping=("queued", "ended"),
+        ended=(),
+    ),
+    RunState: _table(
+        placed=("starting", "running", "stopping", "ended"),
+        starting=("running", "stopping", "ended"),
+        running=("stopping", "ended"),
+        stopping=("ended",),
+        ended=(),
+    ),
+    ReservationState: _table(
+        confirmed=("active", "cancelled", "over"),
+        active=("over", "released", "cancelled"),
+        over=(),
+        released=(),
+        cancelled=(),
+    ),
+    LeaseState: _table(
+        joining=("alive",),
+        alive=("suspect", "silent"),
+        suspect=("alive", "silent"),
+        silent=("alive",),
+    ),
+    AdminState: _table(
+        in_service=("cordoned", "draining", "maintenance"),
+        cordoned=("in_service", "draining", "maintenance"),
+        draining=("in_service", "cordoned", "maintenance"),
+        maintenance=("in_service", "cordoned"),
+    ),
+    RepairState: _table(
+        well=("quarantined", "out"),
+        quarantined=("well", "diagnosing", "out"),
+        diagnosing=("well", "out", "quarantined"),
+        out=("well", "diagnosing"),
+    ),
+}
+
+
+class IllegalTransition(Exception):
+    """A change that no table allows: a mistake in the program, never a race."""
+
+
+def change_state(
+    row: models.Model, field: str, *, old: StrEnum, new: StrEnum, **also: Any
+) -> bool:
+    """Move ``row.field`` from ``old`` to ``new`` and set ``also`` in the same UPDATE.
+
+    True when this call made the change, False when the row was no longer in ``old`` (somebody else was first).
+    The instance is brought up to date on success.
+    Raises IllegalTransition when the table has no such way.
+    """
+    if str(new) not in TRANSITIONS[type(old)][str(old)]:
+        raise IllegalTransition(f"{type(row).__name__}.{field}: {old} -> {new}")
+    values = {field: str(new), **also}
+    changed = type(row)._default_manager.filter(pk=row.pk, **{field: str(old)}).update(**values)
+    if changed:
+        for name, value in values.items():
+            setattr(row, name, value)
+    return bool(changed)
+
+
+def choices(states: type[StrEnum]) -> list[tuple[str, str]]:
+    """For a model field: every state with its word."""
+    return [(state.value, state.value.replace("_", " ")) for state in states]

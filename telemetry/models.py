@@ -1,0 +1,279 @@
+"""What was used, and what it costs. Rows only; samples live in daily partitions (see migrations)."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+
+from scheduler.models import Allocation, Gpu, Host, Pool, Project, Reservation, Team, Unit, Workload
+
+
+class Batch(models.Model):
+    """One batch of samples that an agent sent, written in the same transaction as its samples: twice lands once."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="batches")
+    sequence = models.BigIntegerField()
+    rows = models.PositiveIntegerField()
+    rejected_rows = models.PositiveIntegerField(default=0)
+    received_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "sequence"], name="a_batch_lands_once")]
+
+
+class SampleWatermark(models.Model):
+    """Per host: every batch up to ``sequence`` is committed, so its agent may delete them."""
+
+    host = models.OneToOneField(Host, primary_key=True, on_delete=models.CASCADE)
+    sequence = models.BigIntegerField(default=0)
+
+
+class Sample(models.Model):
+    """One reading of one unit; a partition of each day, made by SQL. NULL means unknown, never zero.
+
+    Django reads it; it is written by COPY only (``telemetry/ingest.py``). (unit, ts) is indexed, not unique.
+    """
+
+    pk = models.CompositePrimaryKey("unit", "ts")
+    unit = models.ForeignKey(Unit, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")
+    ts = models.DateTimeField()
+    allocation_id = models.BigIntegerField(null=True)
+    utilisation = models.FloatField(null=True)
+    sm_active = models.FloatField(null=True)
+    tensor_active = models.FloatField(null=True)
+    memory_used_mib = models.IntegerField(null=True)
+    memory_utilisation = models.FloatField(null=True)
+    power_w = models.FloatField(null=True)
+    energy_mj = models.BigIntegerField(null=True)
+    temperature_c = models.FloatField(null=True)
+    memory_temperature_c = models.FloatField(null=True)
+    sm_clock_mhz = models.IntegerField(null=True)
+    throttle_reasons = models.BigIntegerField(null=True)
+    pcie_rx_kib = models.BigIntegerField(null=True)
+    pcie_tx_kib = models.BigIntegerField(null=True)
+    nvlink_kib = models.BigIntegerField(null=True)
+    processes = models.IntegerField(null=True)
+    stray_processes = models.IntegerField(null=True)
+
+    class Meta:
+        managed = False
+        db_table = "telemetry_sample"
+
+
+class Rollup(models.Model):
+    """Use of one unit by one allocation (or by nobody) in one bucket of time. Written once per (resolution, bucket, unit,
+    allocation) and written again whole when a late sample arrives. Averages are made from sums when asked."""
+
+    class Resolution(models.IntegerChoices):
+        MINUTE = 60
+        HOUR = 3600
+        DAY = 86400
+
+    resolution = models.PositiveIntegerField(choices=Resolution.choices)
+    bucket = models.DateTimeField(help_text="its start")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="+")
+    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="+")
+    held_seconds = models.FloatField(help_text="how long the allocation held the unit within the bucket")
+    covered_seconds = models.FloatField(help_text="how much of that samples speak for")
+    samples = models.PositiveIntegerField()
+    utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
+    utilisation_max = models.FloatField(null=True)
+    busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
+    empty_seconds = models.FloatField(null=True, help_text="seconds held without any process on it")
+    sm_active_seconds = models.FloatField(null=True)
+    tensor_active_seconds = models.FloatField(null=True)
+    memory_used_max_mib = models.IntegerField(null=True)
+    energy_mj = models.BigIntegerField(null=True)
+    simulated = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["resolution", "bucket", "unit", "allocation"], name="one_rollup_per_bucket_unit_and_allocation", nulls_distinct=False
+            )
+        ]
+        indexes = [models.Index(fields=["resolution", "bucket"]), models.Index(fields=["allocation"])]
+
+
+class RollupDue(models.Model):
+    """A bucket to be rolled up again: marked by ingest in the transaction that wrote the samples."""
+
+    resolution = models.PositiveIntegerField(choices=Rollup.Resolution.choices)
+    bucket = models.DateTimeField()
+    host = models.ForeignKey(Host, on_delete=models.CASCADE)
+    marked_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["resolution", "bucket", "host"], name="a_bucket_is_due_once")]
+
+
+class HealthRule(models.Model):
+    """What is done about a hardware event; operators edit it."""
+
+    class Action(models.TextChoices):
+        NOTE = "note"
+        WARN = "warn"
+        CORDON = "cordon"
+        DRAIN = "drain"
+        QUARANTINE_GPU = "quarantine_gpu"
+
+    code = models.CharField(max_length=40, unique=True, help_text="xid:79, ecc:uncorrectable")
+    meaning = models.CharField(max_length=200)
+    action = models.CharField(max_length=16, choices=Action.choices)
+    repeats = models.PositiveSmallIntegerField(default=1, help_text="acts at this many within the window")
+    window_seconds = models.PositiveIntegerField(default=3600)
+    source = models.CharField(max_length=200, help_text="who recommends it")
+
+
+class HealthEvent(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="health_events")
+    gpu = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="health_events")
+    event_id = models.CharField(max_length=80)
+    source = models.CharField(max_length=20)
+    code = models.CharField(max_length=40)
+    detail = models.CharField(max_length=1000, default="", blank=True)
+    at = models.DateTimeField()
+    received_at = models.DateTimeField()
+    action_taken = models.CharField(max_length=16, default="", blank=True)
+    handled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "event_id"], name="a_health_event_lands_once")]
+        indexes = [models.Index(fields=["-at"])]
+
+
+class Price(models.Model):
+    """Rate card: what one GPU-hour of a model costs from a date on, and what is charged for it. Append-only: a change is a
+    new row with a later date. A slice costs its part of the slots."""
+
+    pool = models.ForeignKey(Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every pool")
+    model = models.CharField(max_length=60)
+    cost_per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=6, help_text="the owner's cost")
+    price_per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=6, help_text="what teams are charged")
+    valid_from = models.DateTimeField()
+    note = models.CharField(max_length=300, default="", blank=True, help_text="how the cost was worked out")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["pool", "model", "valid_from"], name="one_price_per_model_and_date", nulls_distinct=False),
+            models.CheckConstraint(condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0), name="prices_are_not_negative"),
+        ]
+
+
+class CostCentre(models.Model):
+    """Which cost centre pays for a project from a date on."""
+
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="cost_centres")
+    code = models.CharField(max_length=40)
+    valid_from = models.DateTimeField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date")]
+
+
+class Bucket(models.TextChoices):
+    """Where a second of a GPU lands; the seven are a partition."""
+
+    USED = "used", "charged: held by a workload"
+    RESERVED_UNUSED = "reserved_unused", "charged: reserved but not used"
+    PREEMPTED = "preempted", "not charged: lost to a preemption"
+    HARDWARE_LOST = "hardware_lost", "not charged: lost to hardware"
+    UNALLOCATED = "unallocated", "free"
+    UNHEALTHY = "unhealthy", "host or GPU unwell"
+    MAINTENANCE = "maintenance", "in maintenance"
+
+
+class Charge(models.Model):
+    """One line: slots held (or not) over a stretch of one day, priced. Append-only. A correction refers to the line it corrects.
+
+    Every name it needs is copied in, so that renaming a team never changes the past.
+    """
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    bucket = models.CharField(max_length=16, choices=Bucket.choices)
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    slot_seconds = models.BigIntegerField()
+    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where samples speak")
+    covered_slot_seconds = models.FloatField(null=True)
+    gpu = models.ForeignKey(Gpu, null=True, on_delete=models.PROTECT, related_name="+")
+    model = models.CharField(max_length=60)
+    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
+    reservation = models.ForeignKey(Reservation, null=True, on_delete=models.PROTECT, related_name="charges")
+    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charges")
+    team = models.ForeignKey(Team, null=True, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, null=True, on_delete=models.PROTECT, related_name="+")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+    team_name = models.CharField(max_length=80, default="")
+    project_name = models.CharField(max_length=80, default="")
+    user_name = models.CharField(max_length=150, default="")
+    workload_name = models.CharField(max_length=80, default="")
+    workload_type = models.CharField(max_length=12, default="")
+    cost_centre = models.CharField(max_length=40, default="")
+    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
+    cost = models.DecimalField(max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds")
+    charged = models.DecimalField(max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets")
+    corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
+    simulated = models.BooleanField(default=False)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length")]
+        indexes = [models.Index(fields=["pool", "start"]), models.Index(fields=["team", "start"]), models.Index(fields=["workload"])]
+
+
+class ChargedUntil(models.Model):
+    """Per GPU: every second before this has its charge lines."""
+
+    gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE)
+    until = models.DateTimeField()
+
+
+class Budget(models.Model):
+    team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
+    project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
+    month = models.DateField(help_text="first day")
+    amount = models.DecimalField(max_digits=14, decimal_places=2)
+    action = models.CharField(max_length=16, default="notify", choices=[("notify", "notify"), ("refuse_new", "refuse new work"), ("stop_borrowing", "stop borrowing")])
+    notified_percent = models.PositiveSmallIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["team", "project", "month"], name="one_budget_per_month", nulls_distinct=False),
+            models.CheckConstraint(condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_budget_is_of_a_team_or_of_a_project"),
+        ]
+
+
+class Statement(models.Model):
+    """A month. Once closed a trigger refuses every change to it and to its lines."""
+
+    month = models.DateField(unique=True, help_text="first day")
+    state = models.CharField(max_length=8, default="open", choices=[("open", "open"), ("closing", "closing"), ("closed", "closed")])
+    idle_payer = models.CharField(
+        max_length=10, default="operator", choices=[("operator", "the operator"), ("guarantee", "shared by guarantee"), ("use", "shared by use")]
+    )
+    currency = models.CharField(max_length=3)
+    checks = models.JSONField(default=list, help_text="each check of the close with its figures")
+    totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
+    digest = models.CharField(max_length=64, default="", blank=True, help_text="SHA-256 of its lines as CSV")
+    closed_at = models.DateTimeField(null=True)
+    closed_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+
+
+class StatementLine(models.Model):
+    """A frozen line of a closed month: one cost centre, project, workload type, model and bucket."""
+
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
+    pool_name = models.CharField(max_length=80)
+    cost_centre = models.CharField(max_length=40)
+    team_name = models.CharField(max_length=80)
+    project_name = models.CharField(max_length=80)
+    workload_type = models.CharField(max_length=12)
+    model = models.CharField(max_length=60)
+    bucket = models.CharField(max_length=16)
+    gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
+    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total")
+    cost = models.DecimalField(max_digits=14, decimal_places=2)
