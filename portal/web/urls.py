@@ -1,3 +1,5 @@
-"""Addresses."""
+"""Every page: the work of people who ask for GPUs, and the management of the pool."""
 
-urlpatterns = []
+from portal.web import manage_urls, work_urls
+
+urlpatterns = [*work_urls.urlpatterns, *manage_urls.urlpatterns]

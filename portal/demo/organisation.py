@@ -1,0 +1,254 @@
+"""The demo organisation: three teams that share two pools, with people, prices and work that is already running.
+
+Everything here goes through the same rows and services as a real organisation; only the hosts' NVML readings are simulated,
+and the past is (``portal/demo/history.py``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from allauth.account.models import EmailAddress
+from django.contrib.auth.hashers import make_password
+from django.db import transaction
+
+from portal.demo import scripts
+from portal.models import Membership, Organisation, Template, User
+from portal.services import workloads
+from scheduler import services as scheduler
+from scheduler.core.model import SLOTS_PER_GPU, Priority
+from scheduler.models import Host, Pool, Project, Quota, Team, Workload
+from telemetry.models import Budget, CostCentre, Price
+
+TIME_ZONE = "Europe/Berlin"
+H100, A100 = "H100-80GB", "A100-80GB"
+
+
+@dataclass(frozen=True)
+class DemoHost:
+    name: str
+    pool: str
+    simulate: str
+    simulate_mig: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+HOSTS = (
+    DemoHost("h1", "shared", f"8x{H100}", labels=(("rack", "r1"), ("site", "north"))),
+    DemoHost("h2", "shared", f"8x{H100}", labels=(("rack", "r1"), ("site", "north"))),
+    DemoHost("h3", "shared", f"8x{A100}", "6:7x1g.10gb,7:7x1g.10gb", labels=(("rack", "r2"), ("site", "north"))),
+    DemoHost("h4", "climate-lab", f"8x{A100}", labels=(("rack", "r9"), ("site", "south"))),
+)
+
+# slug, name, tag, colour, weight
+TEAMS = (
+    ("imaging", "Medical imaging", "MI", 5, 2),
+    ("folding", "Protein folding", "PF", 1, 2),
+    ("climate", "Climate", "CL", 2, 1),
+)
+# team, slug, name, cost centre
+PROJECTS = (
+    ("imaging", "vessel-seg", "Vessel segmentation", "CC-4100"),
+    ("imaging", "mri-foundation", "MRI foundation model", "CC-4110"),
+    ("folding", "binder", "Binder design", "CC-5200"),
+    ("folding", "fold-md", "Folding dynamics", "CC-5210"),
+    ("climate", "nowcast", "Nowcasting", "CC-6300"),
+    ("climate", "era5", "Reanalysis surrogate", "CC-6310"),
+)
+# team, model, guaranteed GPUs, GPUs it may borrow
+QUOTAS = (
+    ("imaging", H100, 4, 12),
+    ("folding", H100, 8, 8),
+    ("climate", H100, 2, 6),
+    ("imaging", A100, 3, 5),
+    ("folding", A100, 2, 4),
+    ("climate", A100, 2, 4),
+)
+# model, owner's cost and list price per GPU-hour, how the cost was worked out
+PRICES = (
+    (H100, "1.92", "2.40", "30,000 EUR over 5 years, 0.9 kW x PUE 1.3 x 0.22 EUR/kWh, 0.90 EUR/h room, people and network"),
+    (A100, "1.16", "1.45", "15,000 EUR over 5 years, 0.5 kW x PUE 1.3 x 0.22 EUR/kWh, 0.65 EUR/h room, people and network"),
+)
+# user, given name, family name, organisation role, memberships
+PEOPLE: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("researcher", "Mara", "Klein", "", (("imaging", "member"),)),
+    ("lead", "Jonas", "Weber", "", (("folding", "lead"),)),
+    ("operator", "Olga", "Petrov", "operator", ()),
+    ("finance", "Femi", "Adeyemi", "finance", ()),
+    ("imaging-lead", "Ines", "Moreau", "", (("imaging", "lead"),)),
+    ("folding-member", "Tariq", "Hassan", "", (("folding", "member"),)),
+    ("climate-lead", "Sofia", "Lindqvist", "", (("climate", "lead"),)),
+    ("climate-member", "Noah", "Okafor", "", (("climate", "member"),)),
+    ("auditor", "Ada", "Brandt", "auditor", ()),
+)
+SHOWN_SIGN_INS = ("researcher", "lead", "operator", "finance")
+
+
+def first_of_last_month(now: datetime) -> datetime:
+    """Midnight in the demo's time zone on the first day of the month before ``now``'s."""
+    local = now.astimezone(ZoneInfo(TIME_ZONE))
+    year, month = (local.year, local.month - 1) if local.month > 1 else (local.year - 1, 12)
+    return datetime(year, month, 1, tzinfo=ZoneInfo(TIME_ZONE))
+
+
+def make(now: datetime) -> dict[str, Any]:
+    """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
+
+    Returns ``{"sign_ins": [...], "agents": [...]}``; passwords are there only on the call that made them.
+    """
+    sign_ins: list[dict[str, str]] = []
+    if not Organisation.objects.exists():
+        with transaction.atomic():
+            sign_ins = _make_everything(now)
+    return {"sign_ins": sign_ins, "agents": _agents(now)}
+
+
+def _make_everything(now: datetime) -> list[dict[str, str]]:
+    Organisation.objects.create(name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR")
+    teams = _teams_and_projects(now)
+    pools = _pools(teams, now)
+    _hosts(pools, now)
+    _quotas(teams, pools, now)
+    _money(teams, now)
+    _templates()
+    users, sign_ins = _people(teams, now)
+    _first_work(users, pools, now)
+    return sign_ins
+
+
+def _teams_and_projects(now: datetime) -> dict[str, Team]:
+    teams = {
+        slug: Team.objects.create(slug=slug, name=name, tag=tag, colour=colour, weight=weight, created_at=now)
+        for slug, name, tag, colour, weight in TEAMS
+    }
+    for team, slug, name, code in PROJECTS:
+        project = Project.objects.create(team=teams[team], slug=slug, name=name, created_at=now)
+        CostCentre.objects.create(project=project, code=code, valid_from=first_of_last_month(now), created_at=now)
+    return teams
+
+
+def _pools(teams: dict[str, Team], now: datetime) -> dict[str, Pool]:
+    # Short notice, grace and minimum runtime, so that a visitor sees a preemption happen within a minute.
+    quick = {"notice_seconds": 15, "grace_seconds": 10, "minimum_runtime_seconds": 20, "created_at": now}
+    shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", approval_above_gpus=4, **quick)
+    lab = Pool.objects.create(slug="climate-lab", name="Climate lab", kind="static", team=teams["climate"], **quick)
+    return {"shared": shared, "climate-lab": lab}
+
+
+def _hosts(pools: dict[str, Pool], now: datetime) -> None:
+    for host in HOSTS:
+        Host.objects.create(
+            name=host.name, pool=pools[host.pool], labels=dict(host.labels), simulated=True, created_at=now
+        )
+
+
+def _quotas(teams: dict[str, Team], pools: dict[str, Pool], now: datetime) -> None:
+    for team, model, guaranteed, borrow in QUOTAS:
+        Quota.objects.create(
+            team=teams[team],
+            pool=pools["shared"],
+            model=model,
+            guaranteed_slots=guaranteed * SLOTS_PER_GPU,
+            borrow_limit_slots=borrow * SLOTS_PER_GPU,
+            updated_at=now,
+        )
+
+
+def _money(teams: dict[str, Team], now: datetime) -> None:
+    start = first_of_last_month(now)
+    for model, cost, price, note in PRICES:
+        Price.objects.create(
+            model=model, cost_per_gpu_hour=Decimal(cost), price_per_gpu_hour=Decimal(price),
+            valid_from=start, note=note, created_at=now,
+        )
+    this_month = now.astimezone(ZoneInfo(TIME_ZONE)).date().replace(day=1)
+    for slug, amount in (("imaging", "12000"), ("folding", "16000"), ("climate", "14000")):
+        for month in (start.date(), this_month):
+            Budget.objects.create(team=teams[slug], month=month, amount=Decimal(amount))
+
+
+def _templates() -> None:
+    hour = 3600
+    rows: tuple[tuple[str, str, str, str, str, int, str, int], ...] = (
+        ("notebook-1", "Notebook, 1 GPU", "JupyterLab on one whole GPU.", "notebook", "interactive", 1, "", 4 * hour),
+        ("notebook-slice", "Notebook, GPU slice", "JupyterLab on a 1g.10gb slice: cheap, for editing and small tests.",
+         "notebook", "interactive", 1, "1g.10gb", 8 * hour),
+        ("notebook-4", "Notebook, 4 GPUs", "JupyterLab on four GPUs of one host.", "notebook", "interactive", 4, "", 4 * hour),
+        ("train", "Training job", "Writes a checkpoint when it is asked to, and goes on from it.", "job", "training", 1, "", 24 * hour),
+    )
+    for position, (slug, name, words, kind, type_, units, profile, seconds) in enumerate(rows):
+        Template.objects.create(
+            slug=slug, name=name, description=words, kind=kind, type=type_, units=units, profile=profile,
+            command=scripts.training(steps=600, utilisation=85) if kind == "job" else "",
+            max_runtime_seconds=seconds, position=position,
+        )
+
+
+def _people(teams: dict[str, Team], now: datetime) -> tuple[dict[str, User], list[dict[str, str]]]:
+    users: dict[str, User] = {}
+    sign_ins: list[dict[str, str]] = []
+    for username, given, family, role, memberships in PEOPLE:
+        password = secrets.token_urlsafe(9)
+        user = User(
+            username=username, first_name=given, last_name=family, email=f"{username}@example.org",
+            password=make_password(password), date_joined=now,
+            operator=role == "operator", finance=role == "finance", auditor=role == "auditor",
+        )
+        user.save()
+        EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
+        for team, membership in memberships:
+            Membership.objects.create(user=user, team=teams[team], role=membership, created_at=now)
+        users[username] = user
+        if username in SHOWN_SIGN_INS:
+            words = role or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
+            sign_ins.append({"role": words, "username": username, "password": password})
+    return users, sign_ins
+
+
+def _first_work(users: dict[str, User], pools: dict[str, Pool], now: datetime) -> list[Workload]:
+    """Jobs that run or wait when the first page opens: guaranteed, borrowed, a gang that waits, a slice, a static pool."""
+    shared, lab = pools["shared"], pools["climate-lab"]
+    projects = {project.slug: project for project in Project.objects.all()}
+    hour = 3600
+    # user, project, pool, name, GPUs, model, profile, priority, preemptible, limit in hours, utilisation
+    jobs: tuple[tuple[str, str, Pool, str, int, str, str, Priority, bool, int, int], ...] = (
+        ("folding-member", "binder", shared, "binder-sweep", 2, H100, "", Priority.NORMAL, True, 12, 91),
+        ("imaging-lead", "mri-foundation", shared, "mri-pretrain", 4, H100, "", Priority.NORMAL, True, 48, 88),
+        ("climate-member", "era5", shared, "era5-tune", 2, H100, "", Priority.NORMAL, True, 20, 64),
+        ("climate-lead", "nowcast", shared, "nowcast-eval", 3, A100, "", Priority.LOW, True, 8, 37),
+        ("climate-member", "nowcast", lab, "storm-1km", 6, A100, "", Priority.NORMAL, True, 30, 79),
+        ("folding-member", "fold-md", shared, "md-short", 1, A100, "1g.10gb", Priority.NORMAL, True, 3, 0),
+        ("climate-lead", "era5", lab, "era5-full", 8, A100, "", Priority.NORMAL, True, 24, 80),
+    )
+    return [
+        workloads.submit_job(
+            actor=users[user], via="program", now=now + timedelta(milliseconds=number), project=projects[project], pool=pool,
+            name=name, command=scripts.training(steps=hours * 1200, utilisation=busy), units=units, models=[model],
+            profile=profile, type="training", priority=priority, preemptible=preemptible, max_runtime_seconds=hours * hour,
+        )
+        for number, (user, project, pool, name, units, model, profile, priority, preemptible, hours, busy) in enumerate(jobs)
+    ]
+
+
+def _agents(now: datetime) -> list[dict[str, str]]:
+    """What ``./run demo`` starts: one agent per host, with a join token where it has not joined yet."""
+    agents = []
+    for demo_host in HOSTS:
+        host = Host.objects.filter(name=demo_host.name).first()
+        if host is None:
+            continue
+        joined = bool(host.credential_hash)
+        agents.append(
+            {
+                "name": demo_host.name,
+                "simulate": demo_host.simulate,
+                "simulate_mig": demo_host.simulate_mig,
+                "join_token": "" if joined else scheduler.issue_join_token(host=host, now=now),
+            }
+        )
+    return agents

@@ -1,0 +1,26 @@
+"""``manage.py demo_organisation --out FILE``: make the demo organisation, once."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.utils import timezone
+
+from portal.demo import organisation
+
+
+class Command(BaseCommand):
+    help = "Make the demo organisation (once) and write its sign-ins and agents as JSON."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--out", required=True, type=Path, help="file to write, readable by its owner alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        made = organisation.make(now=timezone.now())
+        out: Path = options["out"]
+        out.touch(mode=0o600)
+        out.write_text(json.dumps(made, indent=2))

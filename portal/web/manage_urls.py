@@ -1,0 +1,5 @@
+"""Pages of people who run and pay for the pool."""
+
+from django.urls import URLPattern
+
+urlpatterns: list[URLPattern] = []
