@@ -80,7 +80,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         secret_key=_secret_key(variables),
         database=_database(variables),
         redis_url=redis_url,
-        broker_url=redis_url.replace("unix://", "redis+socket://", 1),
+        broker_url=_as_kombu_says_it(redis_url),
         portal_url=portal_url,
         edge_url=edge_url,
         notebook_domain=_notebook_domain(variables, edge_url),
@@ -163,6 +163,13 @@ def _redis_url(variables: Mapping[str, str]) -> str:
         return url
 
     return _parsed("REDIS_URL", value, allowed, parse)
+
+
+def _as_kombu_says_it(redis_url: str) -> str:
+    """The same Redis in the words of kombu, which names sockets and their database differently."""
+    if not redis_url.startswith("unix://"):
+        return redis_url
+    return redis_url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
 
 
 def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:

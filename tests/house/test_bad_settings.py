@@ -1,0 +1,107 @@
+"""A wrong setting stops the start with one line that names the variable, its value and what is allowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.environment import BadSetting, read
+
+GOOD = {
+    "GPUPOOL_ENVIRONMENT": "demo",
+    "GPUPOOL_SECRET_KEY": "abcdefghij" * 6,
+    "DATABASE_URL": "postgresql://me:pa%40ss@%2Ftmp%2FSockets/gpupool",
+    "REDIS_URL": "unix://:secret@/tmp/valkey",
+    "GPUPOOL_PORTAL_URL": "http://127.0.0.1:8470",
+    "GPUPOOL_EDGE_URL": "http://127.0.0.1:8471/",
+    "GPUPOOL_STATE": "/tmp",
+}
+
+
+def test_good_settings_are_read_typed() -> None:
+    found = read(GOOD)
+    assert found.database["HOST"] == "/tmp/Sockets"
+    assert found.database["PASSWORD"] == "pa@ss"
+    assert found.broker_url == "redis+socket://:secret@/tmp/valkey"
+    assert found.edge_url == "http://127.0.0.1:8471"
+    assert found.notebook_domain == "localhost:8471"
+    assert Path("/tmp") == found.state
+    assert found.time_zone == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPUPOOL_ENVIRONMENT", "staging"),
+        ("GPUPOOL_SECRET_KEY", "short"),
+        ("GPUPOOL_SECRET_KEY", "a" * 80),
+        ("DATABASE_URL", "mysql://me@host/gpupool"),
+        ("DATABASE_URL", "postgresql://me@host:port/gpupool"),
+        ("DATABASE_URL", "postgresql://me@host"),
+        ("REDIS_URL", "valkey://localhost"),
+        ("REDIS_URL", "redis://localhost:99999"),
+        ("REDIS_URL", "unix://"),
+        ("GPUPOOL_PORTAL_URL", "127.0.0.1:8470"),
+        ("GPUPOOL_PORTAL_URL", "http://portal/path"),
+        ("GPUPOOL_PORTAL_URL", "http://user@portal"),
+        ("GPUPOOL_EDGE_URL", "ws://127.0.0.1:8471"),
+        ("GPUPOOL_EDGE_URL", "http://127.0.0.1:0"),
+        ("GPUPOOL_NOTEBOOK_DOMAIN", "Bad_Name"),
+        ("GPUPOOL_NOTEBOOK_DOMAIN", "a" * 300),
+        ("GPUPOOL_STATE", "relative/path"),
+        ("GPUPOOL_STATE", "/nowhere/at/all"),
+        ("GPUPOOL_TIME_ZONE", "Middle-earth/Shire"),
+        ("GPUPOOL_LOG_LEVEL", "loud"),
+        ("GPUPOOL_LOG_FORMAT", "xml"),
+        ("GPUPOOL_EMAIL_URL", "pigeon://loft"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        read({**GOOD, name: value})
+    assert caught.value.name == name
+    assert name in str(caught.value)
+    assert "allowed:" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name != "GPUPOOL_ENVIRONMENT"])
+def test_a_missing_setting_is_named(name: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} is not set"):
+        read({key: value for key, value in GOOD.items() if key != name})
+
+
+def test_production_insists_on_tls() -> None:
+    with pytest.raises(BadSetting, match="GPUPOOL_PORTAL_URL"):
+        read({**GOOD, "GPUPOOL_ENVIRONMENT": "production"})
+
+
+def test_a_password_is_never_shown() -> None:
+    for name, value in (("DATABASE_URL", "mysql://me:hunter2@host/x"), ("REDIS_URL", "http://:hunter2@host")):
+        with pytest.raises(BadSetting) as caught:
+            read({**GOOD, name: value})
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(BadSetting) as caught:
+        read({**GOOD, "GPUPOOL_SECRET_KEY": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["manage.py", "check"],
+        ["-m", "uvicorn", "config.asgi:application"],
+        ["-m", "celery", "-A", "config.celery", "worker"],
+    ],
+)
+def test_every_process_stops_with_one_line(command: list[str], root: Path) -> None:
+    env = {**os.environ, **GOOD, "REDIS_URL": "valkey://localhost"}
+    done = subprocess.run([sys.executable, *command], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("gpupool: setting REDIS_URL is 'valkey://localhost'; allowed: ")
