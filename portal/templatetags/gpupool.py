@@ -381,22 +381,18 @@ def steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"steps": steps}
 
 
-@register.inclusion_tag("components/button.html", takes_context=True)
-def button(context: Context, label: str, **options: Any) -> dict[str, Any]:
+@register.inclusion_tag("components/button.html")
+def button(label: str, **options: Any) -> dict[str, Any]:
     """A button or link that looks like one. Options: ``url``; ``post`` (sends a form there instead of following it), ``fields``
     (a dict of hidden fields), ``kind`` (primary, quiet, danger, or several), ``icon``, ``small``, ``disabled`` (a sentence why
     not), ``confirm`` (what will be lost, in a sentence), ``confirm_label``, ``key`` (one letter), ``name`` and ``value``."""
-    return {
-        "label": label,
-        **options,
-        "csrf_token": context.get("csrf_token"),
-    }
+    return {"label": label, **options}
 
 
-@register.inclusion_tag("components/buttons.html", takes_context=True)
-def buttons(context: Context, actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+@register.inclusion_tag("components/buttons.html")
+def buttons(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """A row of buttons; each action is a dict of what ``button`` takes, with its ``label``."""
-    return {"actions": actions, "csrf_token": context.get("csrf_token")}
+    return {"actions": actions}
 
 
 @register.simple_block_tag
@@ -482,7 +478,22 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
     }
 
 
+@register.inclusion_tag("components/filter_field.html")
+def filter_field(bound: BoundField) -> dict[str, Any]:
+    """A field of a filter line: its label is spoken, not shown; an error stands beside it."""
+    attrs = {"class": "input auto", "aria-label": str(bound.label)}
+    if not isinstance(bound.field.widget, Select):
+        attrs["placeholder"] = str(bound.label)
+    return {"control": bound.as_widget(attrs=attrs), "errors": list(bound.errors)}
+
+
 @register.simple_tag
-def chart_id(name: str) -> str:
-    """The id of the JSON that belongs to the chart ``name``."""
-    return f"figure-{name}"
+def table_cell(cell: Any, columns: Sequence[Mapping[str, Any]], index: int) -> SafeString:
+    """One cell of components/table.html: a value, or a mapping with ``text`` and perhaps ``url`` and ``indent`` (1 or 2)."""
+    given: Mapping[str, Any] = cell if isinstance(cell, Mapping) else {"text": cell}
+    text = UNKNOWN if given["text"] is None else given["text"]
+    classes = ["num"] if columns[index].get("numeric") else []
+    if given.get("indent"):
+        classes.append(f"indent-{given['indent']}")
+    shown = format_html('<a href="{}">{}</a>', given["url"], text) if given.get("url") else conditional_escape(text)
+    return format_html("<td{}>{}</td>", format_html(' class="{}"', " ".join(classes)) if classes else "", shown)

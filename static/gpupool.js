@@ -1,0 +1,246 @@
+/* Small comforts on top of pages that also work without them. No inline handlers, no eval: safe under a strict CSP. */
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const YEAR = 365 * 24 * 3600;
+  const remember = (name, value) => {
+    document.cookie = `${name}=${encodeURIComponent(value)}; path=/; samesite=lax; max-age=${value ? YEAR : 0}`;
+  };
+
+  /* Theme: as the system, light, dark. The cookie lets the server write it into the page, so nothing flashes. */
+  const THEMES = ["", "light", "dark"];
+  const THEME_WORDS = { "": "System theme", light: "Light theme", dark: "Dark theme" };
+  const setTheme = (theme) => {
+    if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
+    remember("theme", theme);
+    showTheme();
+    document.dispatchEvent(new CustomEvent("gpupool:theme"));
+  };
+  const showTheme = () => {
+    const theme = root.dataset.theme || "";
+    for (const toggle of document.querySelectorAll("[data-theme-toggle]")) {
+      toggle.hidden = false;
+      toggle.querySelector("span").textContent = THEME_WORDS[theme];
+    }
+    for (const choice of document.querySelectorAll("[data-set-theme]")) {
+      choice.setAttribute("aria-pressed", String(choice.dataset.setTheme === theme));
+    }
+  };
+
+  /* Times: the server writes them in the zone it knows; where the browser's is another, they are written again here.
+     The cookie tells the server the zone for the next page. */
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  const rewrite = !root.hasAttribute("data-zone-fixed") && root.dataset.zone !== undefined && root.dataset.zone !== zone;
+  const part = (date, options) => new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }).format(date);
+  const clock = (date) => part(date, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  const dayNumber = (date) => {
+    const [day, month, year] = part(date, { day: "2-digit", month: "2-digit", year: "numeric" }).split("/");
+    return Date.UTC(year, month - 1, day) / 86400000;
+  };
+  const dayName = (date) => {
+    const near = { 0: "Today", 1: "Tomorrow", "-1": "Yesterday" }[dayNumber(date) - dayNumber(new Date())];
+    return near || `${part(date, { weekday: "short" })} ${part(date, { day: "numeric", month: "short" })}`;
+  };
+  const dateText = (date) => part(date, { day: "numeric", month: "short", year: "numeric" });
+  const WRITERS = {
+    clock,
+    seconds: (date) => part(date, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" }),
+    day: (date) => `${dayName(date)} ${clock(date)}`,
+    date: dateText,
+    full: (date) => `${dateText(date)} ${clock(date)}`,
+    auto: (date) => {
+      if (part(date, { year: "numeric" }) !== part(new Date(), { year: "numeric" })) return WRITERS.full(date);
+      return dayNumber(date) === dayNumber(new Date()) ? clock(date) : WRITERS.day(date);
+    },
+  };
+  const duration = (seconds) => {
+    if (seconds < 60) return `${seconds} s`;
+    const minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+    if (minutes < 60) return `${minutes} min`;
+    if (days < 2) return minutes % 60 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} min` : `${hours} h`;
+    return hours % 24 ? `${days} d ${hours % 24} h` : `${days} d`;
+  };
+  const relative = (seconds) => {
+    if (Math.abs(seconds) <= 1) return "now";
+    return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
+  };
+  const localTimes = (within) => {
+    if (!rewrite) return;
+    for (const time of within.querySelectorAll("time[data-style]")) {
+      const writer = WRITERS[time.dataset.style];
+      if (writer) time.textContent = writer(new Date(time.dateTime));
+    }
+  };
+  const tick = () => {
+    for (const time of document.querySelectorAll("time[data-relative]")) {
+      const seconds = Math.round((Date.now() - new Date(time.dateTime)) / 1000);
+      const text = relative(seconds);
+      if (time.textContent !== text) time.textContent = text;
+      const live = time.closest("[data-stale-after]");
+      if (!live) continue;
+      const stale = seconds > Number(live.dataset.staleAfter);
+      const word = live.querySelector("[data-live]");
+      live.classList.toggle("stale", stale);
+      word.textContent = stale ? word.dataset.stale : word.dataset.live;
+    }
+  };
+
+  /* Copy: data-copy="#id" copies that element's text. */
+  const copy = async (button) => {
+    const source = document.querySelector(button.dataset.copy);
+    if (!source) return;
+    const text = "value" in source ? source.value : source.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      toast("Copied.");
+    } catch (refused) {
+      window.getSelection().selectAllChildren(source);
+      toast("Your browser did not let the page copy. It is selected: press Ctrl C.");
+    }
+  };
+  const toast = (text) => {
+    const place = document.getElementById("toasts");
+    if (!place) return;
+    const shown = document.createElement("div");
+    shown.className = "toast";
+    shown.textContent = text;
+    place.replaceChildren(shown);
+    setTimeout(() => shown.remove(), 4000);
+  };
+
+  /* Confirm: a form or button with data-confirm asks first; the request then carries confirmed=1. */
+  const ask = (text, label) => new Promise((answer) => {
+    const dialog = document.getElementById("confirm");
+    dialog.querySelector("#confirm-title").textContent = `${label}?`;
+    dialog.querySelector("[data-confirm-text]").textContent = text;
+    dialog.querySelector("[data-confirm-yes]").textContent = label;
+    dialog.returnValue = "no";
+    dialog.addEventListener("close", () => answer(dialog.returnValue === "yes"), { once: true });
+    dialog.showModal();
+  });
+  document.addEventListener("submit", async (event) => {
+    const form = event.target;
+    const source = event.submitter?.dataset.confirm ? event.submitter : form;
+    if (!source.dataset.confirm || form.dataset.confirmed || form.matches("[hx-post]")) return;
+    event.preventDefault();
+    if (!(await ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on"))) return;
+    const mark = document.createElement("input");
+    mark.type = "hidden";
+    mark.name = "confirmed";
+    mark.value = "1";
+    form.append(mark);
+    form.dataset.confirmed = "1";
+    form.requestSubmit(event.submitter);
+  });
+  document.addEventListener("htmx:confirm", (event) => {
+    const source = event.detail.elt;
+    if (!source.dataset.confirm) return;
+    event.preventDefault();
+    ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on").then((yes) => {
+      if (yes) event.detail.issueRequest(true);
+    });
+  });
+  document.addEventListener("htmx:configRequest", (event) => {
+    if (event.detail.elt.dataset.confirm) event.detail.parameters.confirmed = "1";
+  });
+
+  /* Search dialog: pages at once, rows from the server as one types; arrows choose, Enter goes. */
+  const palette = document.getElementById("palette");
+  const offered = () => [...palette.querySelectorAll("[role=option]")].filter((option) => !option.hidden);
+  const choose = (option) => {
+    for (const other of palette.querySelectorAll("[aria-selected]")) other.removeAttribute("aria-selected");
+    option?.setAttribute("aria-selected", "true");
+    option?.scrollIntoView({ block: "nearest" });
+  };
+  const filterPages = () => {
+    const words = palette.querySelector("input").value.toLowerCase();
+    for (const page of palette.querySelectorAll("[data-pages] a")) page.hidden = !page.textContent.toLowerCase().includes(words);
+    choose(offered()[0]);
+  };
+  const openPalette = () => {
+    if (!palette || palette.open) return;
+    palette.showModal();
+    palette.querySelector("input").select();
+    filterPages();
+  };
+  if (palette) {
+    palette.addEventListener("input", filterPages);
+    palette.addEventListener("htmx:afterSwap", () => choose(offered()[0]));
+    palette.addEventListener("click", (event) => { if (event.target === palette) palette.close(); });
+    palette.addEventListener("keydown", (event) => {
+      const options = offered();
+      const at = options.findIndex((option) => option.hasAttribute("aria-selected"));
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+        event.preventDefault();
+        choose(options[(at + (event.key === "ArrowDown" ? 1 : -1) + options.length) % options.length]);
+      } else if (event.key === "Enter" && options[at]) {
+        event.preventDefault();
+        options[at].click();
+      }
+    });
+  }
+
+  /* Keys: Ctrl/Cmd K searches; a letter presses the shown control that carries it (data-key), never while typing. */
+  const typing = (element) => element?.closest("input, textarea, select, [contenteditable]") !== null;
+  document.addEventListener("keydown", (event) => {
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+      event.preventDefault();
+      openPalette();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.key.length !== 1) return;
+    if (typing(event.target) || document.querySelector("dialog[open]")) return;
+    const control = [...document.querySelectorAll(`[data-key="${CSS.escape(event.key.toLowerCase())}"]`)]
+      .find((element) => element.checkVisibility());
+    if (control) {
+      event.preventDefault();
+      control.click();
+    }
+  });
+
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest("[data-copy], [data-open-palette], [data-theme-toggle], [data-set-theme]");
+    if (!target) return;
+    if (target.dataset.copy) copy(target);
+    else if ("openPalette" in target.dataset) { event.preventDefault(); openPalette(); }
+    else if ("setTheme" in target.dataset) setTheme(target.dataset.setTheme);
+    else setTheme(THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length]);
+  });
+
+  /* Filter lines send themselves; the button stays for those without JavaScript. */
+  document.addEventListener("change", (event) => {
+    const form = event.target.closest("form[data-autosend]");
+    if (form) form.requestSubmit();
+  });
+
+  /* Logs stay at their end while one reads there. */
+  const follow = (log) => { log.scrollTop = log.scrollHeight; };
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const log = event.target.closest?.("[data-follow]");
+    if (log) log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);
+  });
+  document.addEventListener("htmx:sseMessage", (event) => {
+    const log = event.target.closest?.("[data-follow]");
+    if (log && log.dataset.atEnd !== "false") follow(log);
+  });
+  document.addEventListener("scroll", (event) => {
+    const log = event.target.closest?.("[data-follow]");
+    if (log) log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);
+  }, true);
+
+  const settle = (within) => {
+    localTimes(within);
+    for (const button of within.querySelectorAll("[data-autosend-button]")) button.hidden = true;
+    for (const log of within.querySelectorAll("[data-follow]")) follow(log);
+  };
+  document.addEventListener("htmx:load", (event) => { if (event.target !== document.body) settle(event.target); });
+  document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
+  document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
+
+  remember("tz", zone);
+  if (rewrite) for (const text of document.querySelectorAll("[data-zone-text]")) text.textContent = `Times in ${zone}`;
+  showTheme();
+  settle(document);
+  tick();
+  setInterval(tick, 1000);
+})();
