@@ -110,6 +110,9 @@ class Host(models.Model):
     admin_state = models.CharField(max_length=12, choices=states.choices(states.AdminState), default=states.AdminState.IN_SERVICE)
     repair_state = models.CharField(max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL)
     state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
+    refused_agent = models.JSONField(
+        null=True, blank=True, help_text="the last agent that was turned away here: instance, boot_id, reason, at"
+    )
     last_sync_at = models.DateTimeField(null=True, blank=True)
     silent_since = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
@@ -293,6 +296,9 @@ class Workload(AskFields):
     evicted_for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
+    gone_by = models.DateTimeField(null=True, blank=True, help_text="when one that was told to go is gone at the latest")
+    failures = models.PositiveSmallIntegerField(default=0, help_text="attempts that failed by themselves")
+    lost_attempts = models.PositiveSmallIntegerField(default=0, help_text="attempts that a host, a GPU or a start failed")
     idle_warned_at = models.DateTimeField(null=True, blank=True)
     keep_until = models.DateTimeField(null=True, blank=True, help_text="its owner asked not to stop it for idleness before this")
     simulated = models.BooleanField(default=False, help_text="part of the simulated history, never ran")
@@ -300,6 +306,7 @@ class Workload(AskFields):
     class Meta:
         indexes = [
             models.Index(fields=["pool", "state"]),
+            models.Index(fields=["state"], condition=~Q(state="ended"), name="workloads_not_ended"),
             models.Index(fields=["owner", "-submitted_at"]),
             models.Index(fields=["project", "-submitted_at"]),
         ]
@@ -327,6 +334,7 @@ class Run(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
+    missing_since = models.DateTimeField(null=True, blank=True, help_text="since when its agent does not name it any more")
     activity = models.JSONField(default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity")
 
     class Meta:
@@ -334,6 +342,7 @@ class Run(models.Model):
             models.UniqueConstraint(fields=["workload", "attempt", "rank"], name="one_run_per_attempt_and_rank"),
             models.UniqueConstraint(fields=["host", "generation"], name="a_generation_is_used_once_per_host"),
         ]
+        indexes = [models.Index(fields=["host"], condition=~Q(state="ended"), name="runs_of_a_host_not_ended")]
 
 
 class Allocation(models.Model):
@@ -356,7 +365,10 @@ class Allocation(models.Model):
                 expressions=[("slots", RangeOperators.OVERLAPS), ("period", RangeOperators.OVERLAPS)],
             )
         ]
-        indexes = [models.Index(fields=["workload"])]
+        indexes = [
+            models.Index(fields=["workload"]),
+            models.Index(fields=["unit"], condition=Q(period__upper_inf=True), name="open_allocations_of_a_unit"),
+        ]
 
 
 class Command(models.Model):
@@ -460,3 +472,15 @@ class HostStateChange(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["host", "at"])]
+
+
+class GpuStateChange(models.Model):
+    """The same for one GPU that was taken out by itself while its host went on."""
+
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="state_changes")
+    repair_state = models.CharField(max_length=12)
+    reason = models.CharField(max_length=300, default="", blank=True)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["gpu", "at"])]
