@@ -294,6 +294,9 @@ class Workload(AskFields):
     evicted_by = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     evicted_for_workload = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     evicted_for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    earmarked_units = ArrayField(
+        models.BigIntegerField(), default=list, blank=True, help_text="units that others were told to leave for it"
+    )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
     gone_by = models.DateTimeField(null=True, blank=True, help_text="when one that was told to go is gone at the latest")
