@@ -1,7 +1,7 @@
-"""What every page is written with: filters and tags that turn plain values into words, times, figures and small drawings.
+"""What every page is written with: filters and tags that turn plain values into words, times, figures and drawings.
 
-Nothing here reads the clock (``now`` is an argument), queries a row, or rounds money. ``templates/styleguide.html`` shows each
-tag once. A value that is None is unknown and is shown as that word, never as zero.
+Nothing here reads the clock (``now`` is an argument), queries a row, or rounds money. ``templates/styleguide.html``
+shows each tag once. A value that is None is unknown and is shown as that word, never as zero.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def duration(value: timedelta | int | float | Decimal | None) -> str:
 
 @register.filter
 def money(amount: Decimal | int | None, currency: str = "") -> str:
-    """An exact amount with its currency: ``€1,204.80``, ``CHF 12.00``. At least two decimals are shown and none is lost:
-    rounding has been done before, by the one function that may."""
+    """An exact amount with its currency: ``€1,204.80``, ``CHF 12.00``. At least two decimals are shown and none is
+    lost: rounding has been done before, by the one function that may."""
     if amount is None:
         return UNKNOWN
     exact = Decimal(amount)
@@ -129,13 +129,11 @@ def data_size(size: float | None) -> str:
     """Bytes as ``4.2 GB`` (powers of 1000). None is unknown."""
     if size is None:
         return UNKNOWN
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(amount) < 1000:
-            break
-        amount /= 1000
-    else:
-        unit = "PB"
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    step = 0
+    while abs(size) >= 1000 ** (step + 1) and step < len(units) - 1:
+        step += 1
+    amount, unit = size / 1000**step, units[step]
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
 
 
@@ -192,14 +190,18 @@ def _time_element(moment: datetime, text: str, *, style: str = "", relative: boo
     utc = moment.astimezone(UTC)
     mark = mark_safe(" data-relative") if relative else format_html(' data-style="{}"', style) if style else ""
     return format_html(
-        '<time datetime="{}" title="{} UTC"{}>{}</time>', f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S}", mark, text
+        '<time datetime="{}" title="{} UTC"{}>{}</time>',
+        f"{utc:%Y-%m-%dT%H:%M:%SZ}",
+        f"{utc:%Y-%m-%d %H:%M:%S}",
+        mark,
+        text,
     )
 
 
 @register.simple_tag
 def when(moment: datetime | None, now: datetime | None = None, style: str = "auto") -> str:
-    """A moment in the viewer's zone, with UTC on hover. Styles: ``auto`` (needs now: only the clock if it is today), ``clock``,
-    ``seconds``, ``day`` (``Tomorrow 09:00`` or ``Mon 24 Nov 09:00``), ``date``, ``full``. None is shown as unknown."""
+    """A moment in the viewer's zone, with UTC on hover. Styles: ``auto`` (needs now: the clock if it is today),
+    ``clock``, ``seconds``, ``day`` (``Tomorrow 09:00`` or ``Mon 24 Nov 09:00``), ``date``, ``full``. None: unknown."""
     if moment is None:
         return UNKNOWN
     local_now = None if now is None else timezone.localtime(now)
@@ -208,7 +210,7 @@ def when(moment: datetime | None, now: datetime | None = None, style: str = "aut
 
 @register.simple_tag
 def window(start: datetime, end: datetime | None, now: datetime | None = None) -> SafeString:
-    """A stretch of time: ``Tomorrow 09:00 to 17:00``, with the day again only if it is another. An open end: ``since …``."""
+    """A stretch of time: ``Tomorrow 09:00 to 17:00``, with the day again only if it is another. Open: ``since …``."""
     local_now = None if now is None else timezone.localtime(now)
     first = timezone.localtime(start)
     opening = _time_element(start, _moment_text(first, "day", local_now), style="day")
@@ -234,7 +236,7 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 @register.simple_tag
 def freshness(moment: datetime | None, now: datetime, stale_after: int = 30, word: str = "Live") -> SafeString:
-    """How fresh what is shown is: a dot, then ``Live, 4 s ago``; once older than ``stale_after`` seconds it says so, by itself."""
+    """How fresh what is shown is: ``Live, 4 s ago``; once older than ``stale_after`` seconds it says so, by itself."""
     if moment is None:
         return format_html('<span class="live stale">No news yet</span>')
     stale = (now - moment).total_seconds() > stale_after
@@ -277,12 +279,10 @@ def state(name: str, label: str = "", detail: str = "") -> SafeString:
 
 @register.simple_tag
 def team_mark(team: Any, url: str = "", short: bool = False) -> SafeString:
-    """A team's swatch and its name (or its two or three letters). ``team`` has ``name``, ``tag`` and ``colour`` (1 to 8)."""
+    """A team's swatch and its name (or its few letters). ``team`` has ``name``, ``tag`` and ``colour`` (1 to 8)."""
     colour = (int(_field(team, "colour") or 1) - 1) % 8 + 1
     name = _field(team, "tag") if short else _field(team, "name")
-    swatch = format_html(
-        '<svg aria-hidden="true"><rect class="team-{}" width="8" height="12" rx="1"/></svg>', colour
-    )
+    swatch = format_html('<svg aria-hidden="true"><rect class="team-{}" width="8" height="12" rx="1"/></svg>', colour)
     if url:
         return format_html('<a class="team" href="{}">{}{}</a>', url, swatch, name)
     return format_html('<span class="team">{}{}</span>', swatch, name)
@@ -294,7 +294,7 @@ def _field(thing: Any, name: str) -> Any:
 
 @register.filter
 def use_step(share: float | None) -> str:
-    """The colour class of a utilisation (a share of 1): ``use-0`` to ``use-6``; ``gpu-unknown`` where nothing is known."""
+    """The colour class of a utilisation (a share of 1): ``use-0`` to ``use-6``; ``gpu-unknown`` for None."""
     return "gpu-unknown" if share is None else f"use-{min(6, max(0, int(share * 7)))}"
 
 
@@ -315,7 +315,7 @@ def _drawn_parts(values: Sequence[float | None], top: float) -> Iterable[list[tu
 
 @register.simple_tag
 def spark(values: Sequence[float | None], label: str, top: float = 1.0) -> SafeString:
-    """A small curve of values from 0 to ``top``, evenly spaced in time; a None leaves a gap. ``label`` says it in words."""
+    """A small curve of values from 0 to ``top``, evenly spaced in time; None leaves a gap. ``label`` says it."""
     lines: list[SafeString] = []
     for part in _drawn_parts(values, top):
         if len(part) == 1:
@@ -343,9 +343,9 @@ def bar(
     label: str = "",
     size: str = "small",
 ) -> SafeString:
-    """One line from 0 to ``scale``: used, then borrowed (hatched), then forecast (grey hatch), then over (red); ``mark`` is the
-    guarantee or the budget as an ink tick. Sizes: small (8 px), medium (12), large (16). Without a label it is decoration for the
-    figure in words beside it."""
+    """One line from 0 to ``scale``: used, then borrowed (hatched), then forecast (grey hatch), then over (red);
+    ``mark`` is the guarantee or the budget as an ink tick. Sizes: small (8 px), medium (12), large (16).
+    Without a label it is decoration for the figure in words beside it."""
     height = {"small": 8, "medium": 12, "large": 16}[size]
     whole = float(scale) or 1.0
     left = 0.0
@@ -383,9 +383,10 @@ def steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @register.inclusion_tag("components/button.html")
 def button(label: str, **options: Any) -> dict[str, Any]:
-    """A button or link that looks like one. Options: ``url``; ``post`` (sends a form there instead of following it), ``fields``
-    (a dict of hidden fields), ``kind`` (primary, quiet, danger, or several), ``icon``, ``small``, ``disabled`` (a sentence why
-    not), ``confirm`` (what will be lost, in a sentence), ``confirm_label``, ``key`` (one letter), ``name`` and ``value``."""
+    """A button or link that looks like one. Options: ``url``; ``post`` (sends a form there instead of following it),
+    ``fields`` (a dict of hidden fields), ``kind`` (primary, quiet, danger, or several), ``icon``, ``small``,
+    ``disabled`` (a sentence why not), ``confirm`` (what will be lost, in a sentence), ``confirm_label``, ``key`` (one
+    letter), ``name`` and ``value``."""
     return {"label": label, **options}
 
 
@@ -397,25 +398,34 @@ def buttons(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 @register.simple_block_tag
 def note(content: str, kind: str = "info", action: str = "", action_url: str = "") -> SafeString:
-    """A note: ``info``, ``ok``, ``warn`` (never stops anybody) or ``block`` (its fix is the action, a link that looks like a button)."""
+    """A note: ``info``, ``ok``, ``warn`` (never stops anybody) or ``block`` (its action, a link, is the fix)."""
     if kind not in NOTE_KINDS:
         raise template.TemplateSyntaxError(f"note: kind {kind!r}; allowed are {', '.join(NOTE_KINDS)}")
     link = format_html('<a class="button small" href="{}">{}</a>', action_url, action) if action else ""
     role = mark_safe(' role="alert"') if kind == "block" else ""
     return format_html(
-        '<div class="note {}"{}>{}<div>{}</div>{}</div>', kind, role, icon(NOTE_KINDS[kind]), conditional_escape(content), link
+        '<div class="note {}"{}>{}<div>{}</div>{}</div>',
+        kind,
+        role,
+        icon(NOTE_KINDS[kind]),
+        conditional_escape(content),
+        link,
     )
 
 
 @register.simple_block_tag(takes_context=True)
 def panel(context: Context, content: str, title: str, hint: str = "", csv: str = "", name: str = "") -> SafeString:
-    """A panel with a head: title, a hint or a CSV link at its right end. ``name`` is its id, so that a link can point at it."""
+    """A panel with a head: title, a hint or a CSV link at its right end. ``name`` is its id, for links to it."""
     mark = format_html(' id="{}"', name) if name else ""
     side = format_html("<p>{}</p>", hint) if hint else ""
     if csv:
         side = format_html('{}<a class="smallest" href="{}" download>CSV</a>', side, csv)
     return format_html(
-        '<section class="panel"{}><header><h2>{}</h2>{}</header>{}</section>', mark, title, side, conditional_escape(content)
+        '<section class="panel"{}><header><h2>{}</h2>{}</header>{}</section>',
+        mark,
+        title,
+        side,
+        conditional_escape(content),
     )
 
 
@@ -447,9 +457,9 @@ def _widget_kind(bound: BoundField) -> str:
 
 @register.inclusion_tag("components/field.html")
 def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **attrs: Any) -> dict[str, Any]:
-    """A form field: label, control, hint; an error takes the hint's place. ``span`` is its share of a 12 column ``form-grid``
-    (3, 4, 6, 8, 12). ``shape`` for a choice of radio buttons: ``segmented`` or ``pick``. Other arguments become attributes of the
-    control (``hx_post`` as ``hx-post``)."""
+    """A form field: label, control, hint; an error takes the hint's place. ``span`` is its share of a 12 column
+    ``form-grid`` (3, 4, 6, 8, 12). ``shape`` for a choice of radio buttons: ``segmented`` or ``pick``. Other arguments
+    become attributes of the control (``hx_post`` as ``hx-post``)."""
     hint = hint or str(bound.help_text or "")
     errors = list(bound.errors)
     described = f"{bound.auto_id}_error" if errors else f"{bound.auto_id}_helptext" if hint else ""
@@ -472,7 +482,9 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
         "hint": hint,
         "errors": errors,
         "control": bound.as_widget(attrs=given) if kind != "group" else "",
-        "options": [(option, option.data["attrs"].get("disabled")) for option in bound.subwidgets] if kind == "group" else [],
+        "options": [(option, option.data["attrs"].get("disabled")) for option in bound.subwidgets]
+        if kind == "group"
+        else [],
         "described": described,
         "optional": not bound.field.required and not isinstance(bound.field.widget, Select | FileInput | CheckboxInput),
     }
@@ -489,7 +501,7 @@ def filter_field(bound: BoundField) -> dict[str, Any]:
 
 @register.simple_tag
 def table_cell(cell: Any, columns: Sequence[Mapping[str, Any]], index: int) -> SafeString:
-    """One cell of components/table.html: a value, or a mapping with ``text`` and perhaps ``url`` and ``indent`` (1 or 2)."""
+    """One cell of components/table.html: a value, or a mapping with ``text``, ``url`` and ``indent`` (1 or 2)."""
     given: Mapping[str, Any] = cell if isinstance(cell, Mapping) else {"text": cell}
     text = UNKNOWN if given["text"] is None else given["text"]
     classes = ["num"] if columns[index].get("numeric") else []
