@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 
-from scheduler.models import Allocation, Gpu, Host, Pool, Project, Reservation, Team, Unit, Workload
+from scheduler.models import Allocation, Gpu, Host, HostStateChange, Pool, Project, Reservation, Team, Unit, Workload
 
 
 class Batch(models.Model):
@@ -80,7 +80,9 @@ class Rollup(models.Model):
     utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
     utilisation_max = models.FloatField(null=True)
     busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
-    empty_seconds = models.FloatField(null=True, help_text="seconds held without any process on it")
+    inefficient_seconds = models.FloatField(null=True, help_text="of the busy ones, with little SM activity; empty: not measured")
+    idle_seconds = models.FloatField(null=True, help_text="seconds with a process on it that did nothing")
+    empty_seconds = models.FloatField(null=True, help_text="seconds without any process on it")
     sm_active_seconds = models.FloatField(null=True)
     tensor_active_seconds = models.FloatField(null=True)
     memory_used_max_mib = models.IntegerField(null=True)
@@ -90,10 +92,12 @@ class Rollup(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["resolution", "bucket", "unit", "allocation"], name="one_rollup_per_bucket_unit_and_allocation", nulls_distinct=False
+                fields=["resolution", "bucket", "unit", "allocation"],
+                name="one_rollup_per_bucket_unit_and_allocation",
+                nulls_distinct=False,
             )
         ]
-        indexes = [models.Index(fields=["resolution", "bucket"]), models.Index(fields=["allocation"])]
+        indexes = [models.Index(fields=["allocation", "resolution", "bucket"])]
 
 
 class RollupDue(models.Model):
@@ -157,8 +161,12 @@ class Price(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["pool", "model", "valid_from"], name="one_price_per_model_and_date", nulls_distinct=False),
-            models.CheckConstraint(condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0), name="prices_are_not_negative"),
+            models.UniqueConstraint(
+                fields=["pool", "model", "valid_from"], name="one_price_per_model_and_date", nulls_distinct=False
+            ),
+            models.CheckConstraint(
+                condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0), name="prices_are_not_negative"
+            ),
         ]
 
 
@@ -187,19 +195,23 @@ class Bucket(models.TextChoices):
 
 
 class Charge(models.Model):
-    """One line: slots held (or not) over a stretch of one day, priced. Append-only. A correction refers to the line it corrects.
+    """One line: slots held (or not) over a stretch of one day, priced. Append-only.
 
-    Every name it needs is copied in, so that renaming a team never changes the past.
+    A late fact never edits a line: a reversal takes it back whole (negative slot-seconds and amounts, ``corrects`` names it) and
+    new lines say what is so (``corrects`` names the first line they stand for). ``month`` is the statement they belong to: the month of
+    ``start``, or the open month where that one is closed. Every name is copied in, so that renaming a team never changes the past.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    month = models.DateField(help_text="first day of the month on whose statement it stands")
     bucket = models.CharField(max_length=16, choices=Bucket.choices)
     start = models.DateTimeField()
     end = models.DateTimeField()
-    slot_seconds = models.BigIntegerField()
+    slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
+    slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
     used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where samples speak")
     covered_slot_seconds = models.FloatField(null=True)
-    gpu = models.ForeignKey(Gpu, null=True, on_delete=models.PROTECT, related_name="+")
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
     model = models.CharField(max_length=60)
     allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
     reservation = models.ForeignKey(Reservation, null=True, on_delete=models.PROTECT, related_name="charges")
@@ -217,19 +229,64 @@ class Charge(models.Model):
     cost = models.DecimalField(max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds")
     charged = models.DecimalField(max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets")
     corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
+    reversal = models.BooleanField(default=False, help_text="takes back the line it corrects")
     simulated = models.BooleanField(default=False)
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length")]
-        indexes = [models.Index(fields=["pool", "start"]), models.Index(fields=["team", "start"]), models.Index(fields=["workload"])]
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length"),
+            models.CheckConstraint(
+                condition=Q(reversal=False, slot_seconds__gt=0) | Q(reversal=True, slot_seconds__lt=0, corrects__isnull=False),
+                name="only_a_reversal_is_negative_and_it_names_its_line",
+            ),
+            models.UniqueConstraint(fields=["corrects"], condition=Q(reversal=True), name="a_charge_is_taken_back_once"),
+        ]
+        indexes = [
+            models.Index(fields=["month", "pool"]),
+            models.Index(fields=["gpu", "start"]),
+            models.Index(fields=["team", "start"]),
+            models.Index(fields=["allocation"]),
+        ]
 
 
 class ChargedUntil(models.Model):
-    """Per GPU: every second before this has its charge lines."""
+    """Per GPU: every second of ``[since, until)`` has its charge lines, in exactly one bucket."""
 
-    gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE)
+    gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE, related_name="charged")
+    since = models.DateTimeField()
     until = models.DateTimeField()
+
+
+class SettledAllocation(models.Model):
+    """An allocation that has ended and whose charges were compared with how it ended."""
+
+    allocation = models.OneToOneField(Allocation, primary_key=True, on_delete=models.CASCADE)
+    settled_at = models.DateTimeField()
+
+
+class SettledStateChange(models.Model):
+    """A host's change of state whose moment has been looked at by charging, also when it was written late."""
+
+    change = models.OneToOneField(HostStateChange, primary_key=True, on_delete=models.CASCADE)
+    settled_at = models.DateTimeField()
+
+
+class GpuStateSeen(models.Model):
+    """A GPU's repair state as charging saw it change: the scheduler keeps only the present one."""
+
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="states_seen")
+    repair_state = models.CharField(max_length=12)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["gpu", "at"])]
+
+
+class BudgetAction(models.TextChoices):
+    NOTIFY = "notify"
+    REFUSE_NEW = "refuse_new", "refuse new work"
+    STOP_BORROWING = "stop_borrowing", "stop borrowing"
 
 
 class Budget(models.Model):
@@ -237,7 +294,7 @@ class Budget(models.Model):
     project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     month = models.DateField(help_text="first day")
     amount = models.DecimalField(max_digits=14, decimal_places=2)
-    action = models.CharField(max_length=16, default="notify", choices=[("notify", "notify"), ("refuse_new", "refuse new work"), ("stop_borrowing", "stop borrowing")])
+    action = models.CharField(max_length=16, choices=BudgetAction.choices, default=BudgetAction.NOTIFY)
     notified_percent = models.PositiveSmallIntegerField(default=0)
 
     class Meta:
@@ -247,14 +304,60 @@ class Budget(models.Model):
         ]
 
 
+class BudgetAlert(models.Model):
+    """A fact for notices: this much of a budget was spent when a threshold was passed."""
+
+    budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="alerts")
+    percent = models.PositiveSmallIntegerField(help_text="the threshold: 50, 80 or 100")
+    spent = models.DecimalField(max_digits=18, decimal_places=6)
+    forecast = models.BooleanField(default=False, help_text="not spent yet: the month is on its way there")
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["budget", "percent", "forecast"], name="a_threshold_is_passed_once")]
+
+
+class Retention(models.Model):
+    """One row: how long what is kept in detail."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    sample_days = models.PositiveSmallIntegerField(default=14, help_text="raw samples")
+    minute_days = models.PositiveSmallIntegerField(default=30, help_text="rollups of a minute; hours and days are kept")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(id=1), name="there_is_one_retention_row"),
+            models.CheckConstraint(
+                condition=Q(sample_days__gte=2) & Q(minute_days__gte=2), name="at_least_two_days_are_kept"
+            ),
+        ]
+
+
+class StatementState(models.TextChoices):
+    OPEN = "open"
+    CLOSING = "closing", "closing: no charge comes in any more, checks run"
+    CLOSED = "closed"
+
+
+STATEMENT_TRANSITIONS: dict[str, frozenset[str]] = {
+    StatementState.OPEN: frozenset({StatementState.CLOSING}),
+    StatementState.CLOSING: frozenset({StatementState.CLOSED, StatementState.OPEN}),
+    StatementState.CLOSED: frozenset(),
+}
+
+
+class IdlePayer(models.TextChoices):
+    OPERATOR = "operator", "the operator"
+    GUARANTEE = "guarantee", "teams, by their guarantee"
+    USE = "use", "teams, by their use"
+
+
 class Statement(models.Model):
     """A month. Once closed a trigger refuses every change to it and to its lines."""
 
     month = models.DateField(unique=True, help_text="first day")
-    state = models.CharField(max_length=8, default="open", choices=[("open", "open"), ("closing", "closing"), ("closed", "closed")])
-    idle_payer = models.CharField(
-        max_length=10, default="operator", choices=[("operator", "the operator"), ("guarantee", "shared by guarantee"), ("use", "shared by use")]
-    )
+    state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
+    idle_payer = models.CharField(max_length=10, choices=IdlePayer.choices, default=IdlePayer.OPERATOR)
     currency = models.CharField(max_length=3)
     checks = models.JSONField(default=list, help_text="each check of the close with its figures")
     totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
@@ -275,5 +378,7 @@ class StatementLine(models.Model):
     model = models.CharField(max_length=60)
     bucket = models.CharField(max_length=16)
     gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
+    covered_share = models.FloatField(null=True, help_text="part of its time that samples speak for; empty: none was expected")
+    used_share = models.FloatField(null=True, help_text="mean utilisation where samples speak")
     amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total")
     cost = models.DecimalField(max_digits=14, decimal_places=2)
