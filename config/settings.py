@@ -26,6 +26,7 @@ GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
 GPUPOOL_NOTEBOOK_DOMAIN = ENVIRONMENT.notebook_domain
 GPUPOOL_STATE = ENVIRONMENT.state
 REDIS_URL = ENVIRONMENT.redis_url
+GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know no config, send a nudge
 
 # --- applications ---------------------------------------------------------------------------------------------------
 INSTALLED_APPS = [
