@@ -1,0 +1,36 @@
+"""`python -m benchmarks NAME [--json] [ARGS]`: run one benchmark; its figures are one JSON object on the last line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def names() -> list[str]:
+    """Every benchmark there is."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark named first. With --json its own progress goes to stderr, and stdout carries one line."""
+    if not arguments or arguments[0] not in names():
+        print(f"gpupool: name a benchmark: {', '.join(names()) or 'there are none'}", file=sys.stderr)
+        return 2
+    name, rest = arguments[0], [argument for argument in arguments[1:] if argument != "--json"]
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    answer, stdout = sys.stdout, sys.stdout
+    if "--json" in arguments:
+        sys.stdout = sys.stderr
+    try:
+        figures: dict[str, Any] = benchmark.main(rest)
+    finally:
+        sys.stdout = stdout
+    print(json.dumps(figures), file=answer, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

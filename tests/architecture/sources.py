@@ -1,0 +1,35 @@
+"""What the architecture tests read: the product's own source files, parsed once."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SERVER = ("config", "portal", "telemetry", "scheduler")
+PRODUCT = (*SERVER, "agent", "cli", "benchmarks")
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, kept for the next test that asks."""
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def modules(*packages: str, migrations: bool = False) -> Iterator[tuple[str, ast.Module]]:
+    """(path relative to the checkout, syntax tree) of every module of the packages."""
+    for package in packages or PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if migrations or "migrations" not in path.parts:
+                yield str(path.relative_to(ROOT)), parsed(path)
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything a module imports, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)

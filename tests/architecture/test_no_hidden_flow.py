@@ -1,0 +1,123 @@
+"""Go-to-definition reaches every effect: no signals, no logic in save(), locks and GPU access each in one place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import PRODUCT, SERVER, imported_names, modules
+
+SIGNALS = ("django.db.models.signals", "django.dispatch", "django.core.signals", "django.contrib.auth.signals")
+
+
+def test_nothing_imports_signals() -> None:
+    found = [
+        f"{path}:{line} imports {name}"
+        for path, tree in modules(*SERVER, migrations=True)
+        for line, name in imported_names(tree)
+        if name.startswith(SIGNALS)
+    ]
+    assert not found
+
+
+def test_no_signal_has_a_receiver_of_ours() -> None:
+    from django.db.models import signals
+
+    ours = [
+        receiver
+        for name in ("pre_save", "post_save", "pre_delete", "post_delete", "m2m_changed", "pre_init", "post_init")
+        for entry in getattr(signals, name).receivers
+        if (receiver := entry[1]() if hasattr(entry[1], "__call__") else entry[1]) is not None
+        and getattr(receiver, "__module__", "").split(".")[0] in SERVER
+    ]
+    assert ours == []
+
+
+@pytest.mark.parametrize("method", ["save", "delete", "ready", "full_clean"])
+def test_models_and_apps_hide_no_logic_in(method: str) -> None:
+    found = [
+        f"{path}:{node.lineno} {owner.name}.{method}"
+        for path, tree in modules("portal", "telemetry", "scheduler")
+        if path.endswith(("models.py", "apps.py"))
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and node.name == method
+    ]
+    assert not found
+
+
+def test_rows_are_locked_in_locks_modules_only() -> None:
+    found = [
+        f"{path}:{node.lineno} {text}"
+        for path, tree in modules(*SERVER)
+        if not path.endswith("locks.py")
+        for node in ast.walk(tree)
+        for text in _locking(node)
+    ]
+    assert not found
+
+
+def _locking(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Attribute) and node.attr == "select_for_update":
+        return ["select_for_update"]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        words = node.value.lower()
+        return [word for word in ("pg_advisory", "for update", "pg_try_advisory") if f"{word}" in words and "select" in words]
+    return []
+
+
+def test_nvml_is_touched_in_one_file_only() -> None:
+    files = {path for path, tree in modules() for _, name in imported_names(tree) if name.split(".")[0] == "pynvml"}
+    assert len(files) <= 1, files
+
+
+def test_no_module_is_a_drawer_for_anything() -> None:
+    drawers = {"utils", "helpers", "common", "misc", "util", "helper"}
+    found = [path for path, _ in modules() if drawers & {part.removesuffix(".py") for part in Path(path).parts}]
+    assert not found
+
+
+def test_nothing_runs_celery_eagerly() -> None:
+    words = ("task_always_eager", "CELERY_TASK_ALWAYS_EAGER")
+    found = [
+        path
+        for path, tree in modules(*PRODUCT, "tests")
+        if not path.startswith("tests/architecture")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword | ast.Attribute | ast.Name)
+        and any(word in (getattr(node, "arg", None), getattr(node, "attr", None), getattr(node, "id", None)) for word in words)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("scheduler.core", "django"),
+        ("telemetry.core", "django"),
+        ("agent", "django"),
+        ("agent.protocol", "django"),
+        ("cli", "django"),
+        ("cli", "agent"),
+    ],
+)
+def test_a_plain_part_loads_without(module: str, forbidden: str, root: Path) -> None:
+    code = f"""
+import importlib, pkgutil, sys
+package = importlib.import_module({module!r})
+for found in pkgutil.walk_packages(getattr(package, "__path__", []), {module!r} + "."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+sys.exit({forbidden!r} in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, f"{module} loads {forbidden}: {done.stderr[-500:]}"
+
+
+def test_the_scheduler_package_itself_is_empty(root: Path) -> None:
+    assert (root / "scheduler" / "__init__.py").read_text().strip() == "", "importing the core would load Django"
