@@ -238,7 +238,7 @@ def ago(moment: datetime | None, now: datetime) -> str:
 def freshness(moment: datetime | None, now: datetime, stale_after: int = 30, word: str = "Live") -> SafeString:
     """How fresh what is shown is: ``Live, 4 s ago``; once older than ``stale_after`` seconds it says so, by itself."""
     if moment is None:
-        return format_html('<span class="live stale">No news yet</span>')
+        return mark_safe('<span class="live stale">No news yet</span>')
     stale = (now - moment).total_seconds() > stale_after
     return format_html(
         '<span class="{}" data-stale-after="{}"><span data-live="{}" data-stale="Stale, last news">{}</span> {}</span>',
@@ -493,7 +493,7 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
 @register.inclusion_tag("components/filter_field.html")
 def filter_field(bound: BoundField) -> dict[str, Any]:
     """A field of a filter line: its label is spoken, not shown; an error stands beside it."""
-    attrs = {"class": "input auto", "aria-label": str(bound.label)}
+    attrs: dict[str, str | bool] = {"class": "input auto", "aria-label": str(bound.label)}
     if not isinstance(bound.field.widget, Select):
         attrs["placeholder"] = str(bound.label)
     return {"control": bound.as_widget(attrs=attrs), "errors": list(bound.errors)}
