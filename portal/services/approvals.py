@@ -1,0 +1,332 @@
+"""Verbs on what waits for somebody's word: quota changes, large reservations, new members."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.utils.dateparse import parse_datetime
+
+from portal import policy, wording
+from portal.errors import Conflict, Invalid
+from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
+from portal.services import audit, reservations
+from portal.services.asks import check_pool, models_of
+from portal.validation import Checks
+from scheduler import services as engine
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
+
+MOST_GPUS = 1_000_000
+CHANGEABLE = {
+    Submission.Kind.QUOTA_CHANGE: frozenset({"guaranteed_gpus", "borrow_limit_gpus"}),
+    Submission.Kind.RESERVATION: frozenset({"units", "models", "profile", "start", "end", "may_exceed_guarantee"}),
+    Submission.Kind.MEMBERSHIP: frozenset({"role"}),
+}
+
+
+def request_quota_change(
+    *,
+    actor: User,
+    team: Team,
+    pool: Pool,
+    model: str,
+    guaranteed_gpus: int,
+    now: datetime,
+    borrow_limit_gpus: int | None = None,
+    why: str = "",
+    via: str = "web",
+) -> Submission:
+    """Ask that a team be guaranteed ``guaranteed_gpus`` of a model, and may borrow up to the limit (None: no limit) above it.
+
+    Raises Invalid, NotAllowed, and Conflict when the same is already waiting.
+    """
+    policy.require(actor, "quota.request", team)
+    checks = Checks()
+    check_pool(checks, pool, team)
+    model = checks.choice("model", model, models_of(pool))
+    _check_quota(checks, guaranteed_gpus, borrow_limit_gpus)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    payload = {"model": model, "guaranteed_gpus": guaranteed_gpus, "borrow_limit_gpus": borrow_limit_gpus}
+    waiting = Submission.objects.filter(
+        kind=Submission.Kind.QUOTA_CHANGE, state=SubmissionState.WAITING, team=team, pool=pool, payload__model=model
+    )
+    with transaction.atomic():
+        if waiting.exists():
+            raise Conflict(f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first.", field="model")
+        submission = Submission.objects.create(
+            kind=Submission.Kind.QUOTA_CHANGE, team=team, pool=pool, author=actor, why=why, payload=payload, created_at=now
+        )
+        audit.record(
+            actor=actor, via=via, now=now, verb="request_quota_change", target=submission, after=payload, why=why,
+            before=_quota_facts(Quota.objects.filter(team=team, pool=pool, model=model).first()),
+        )  # fmt: skip
+    return submission
+
+
+def request_membership(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Submission:
+    """Ask to join a team as a member. Raises Conflict when one already is, or already asked; Invalid, NotAllowed."""
+    policy.require(actor, "team.join", team)
+    checks = Checks()
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    if Membership.objects.filter(user=actor, team=team).exists():
+        raise Conflict(f"You are already in {team.name}.")
+    with transaction.atomic():
+        if Submission.objects.filter(kind=Submission.Kind.MEMBERSHIP, state=SubmissionState.WAITING, team=team, author=actor).exists():
+            raise Conflict(f"You already asked to join {team.name}.")
+        payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
+        submission = Submission.objects.create(
+            kind=Submission.Kind.MEMBERSHIP, team=team, author=actor, why=why, payload=payload, created_at=now
+        )
+        audit.record(actor=actor, via=via, now=now, verb="request_membership", target=submission, after=payload, why=why)
+    return submission
+
+
+def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What approving it (with ``changes``) would do to others. Reads only.
+
+    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason when it doesn't), ``sentence`` (for people).
+    Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (of all teams together),
+    ``free_before_gpus``, ``free_after_gpus`` (guarantee not given to anybody), ``team_before_gpus``, ``team_after_gpus``.
+    Reservation: ``windows`` (first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``, ``evicted`` (workloads that
+    would be told to go if it started now; empty for a later one), ``overlapping`` (Reservations of the pool in that window).
+    """
+    payload = {**submission.payload, **(changes or {})}
+    if submission.kind == Submission.Kind.QUOTA_CHANGE:
+        return _effect_on_guarantees(submission, payload)
+    if submission.kind == Submission.Kind.RESERVATION:
+        return _effect_on_calendar(submission, payload, now)
+    return {"fits": True, "code": "", "numbers": {}, "sentence": f"{submission.author} becomes {payload['role']} of {submission.team}."}
+
+
+def approve_submission(
+    *,
+    actor: User,
+    submission: Submission,
+    now: datetime,
+    changes: dict[str, Any] | None = None,
+    comment: str = "",
+    via: str = "web",
+) -> Submission:
+    """Approve it, with ``changes`` to its payload or as it is; it is checked again and done in the same transaction.
+
+    Raises Conflict when somebody decided before, or when it no longer fits (then nothing is decided); Invalid, NotAllowed.
+    """
+    policy.require(actor, "submission.decide", submission)
+    checks = Checks()
+    comment = checks.text("comment", comment, least=0, most=1000, lines=True)
+    for field in (changes or {}).keys() - CHANGEABLE[Submission.Kind(submission.kind)]:
+        checks.note(field, field, f"{field} can't be changed; allowed: {', '.join(sorted(CHANGEABLE[Submission.Kind(submission.kind)]))}.")
+    checks.done()
+    payload = {**submission.payload, **(changes or {})}
+    with transaction.atomic():
+        _decide(submission, SubmissionState.APPROVED)
+        changed = payload if payload != submission.payload else None
+        _carry_out(submission, payload, now)
+        Approval.objects.create(
+            submission=submission, decided_by=actor, approved=True, changed_payload=_json(changed), comment=comment, decided_at=now
+        )
+        audit.record(
+            actor=actor, via=via, now=now, verb="approve_submission", target=submission,
+            before=submission.payload, after=_json(payload), why=comment,
+        )  # fmt: skip
+    return submission
+
+
+def decline_submission(*, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web") -> Submission:
+    """Decline it with a reason, which is not optional. Raises Conflict when somebody decided before; Invalid, NotAllowed."""
+    policy.require(actor, "submission.decide", submission)
+    checks = Checks()
+    comment = checks.text("comment", comment, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        _decide(submission, SubmissionState.DECLINED)
+        Approval.objects.create(submission=submission, decided_by=actor, approved=False, comment=comment, decided_at=now)
+        audit.record(
+            actor=actor, via=via, now=now, verb="decline_submission", target=submission, before=submission.payload, why=comment
+        )
+    return submission
+
+
+def withdraw_submission(*, actor: User, submission: Submission, now: datetime, via: str = "web") -> Submission:
+    """Take back what waits. Raises Conflict when it is decided, NotAllowed."""
+    policy.require(actor, "submission.withdraw", submission)
+    with transaction.atomic():
+        _decide(submission, SubmissionState.WITHDRAWN)
+        audit.record(actor=actor, via=via, now=now, verb="withdraw_submission", target=submission, before=submission.payload)
+    return submission
+
+
+# -- deciding ----------------------------------------------------------------------------------------------------------
+
+
+def _decide(submission: Submission, new: SubmissionState) -> None:
+    """Compare-and-swap out of waiting: of two people who decide at once, one is told that the other was first."""
+    if new not in SUBMISSION_TRANSITIONS[SubmissionState.WAITING]:
+        raise ValueError(new)
+    if not Submission.objects.filter(pk=submission.pk, state=SubmissionState.WAITING).update(state=new):
+        submission.refresh_from_db()
+        by = Approval.objects.filter(submission=submission).select_related("decided_by").first()
+        raise Conflict(f"This is already {submission.state}{f', by {by.decided_by}' if by else ''}.")
+    submission.state = new
+
+
+def _carry_out(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    if submission.kind == Submission.Kind.QUOTA_CHANGE:
+        _change_quota(submission, payload, now)
+    elif submission.kind == Submission.Kind.RESERVATION:
+        _confirm_reservation(submission, payload, now)
+    else:
+        _admit_member(submission, payload, now)
+
+
+def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    checks = Checks()
+    _check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
+    checks.done()
+    pool = _pool_of(submission)
+    effect = _effect_on_guarantees(submission, payload)
+    limit = payload["borrow_limit_gpus"]
+    changed = engine.change_quota(
+        team=submission.team,
+        pool=pool,
+        model=payload["model"],
+        guaranteed_slots=payload["guaranteed_gpus"] * SLOTS_PER_GPU,
+        borrow_limit_slots=None if limit is None else limit * SLOTS_PER_GPU,
+        now=now,
+    )
+    if not changed:
+        raise Conflict(effect["sentence"], field="guaranteed_gpus", numbers={k: v for k, v in effect.items() if k.endswith("_gpus")})
+
+
+def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    wish = _wish_of(submission, payload, now)
+    may_exceed = payload.get("may_exceed_guarantee", False)
+    if not isinstance(may_exceed, bool):
+        raise Invalid({"may_exceed_guarantee": f"may_exceed_guarantee is {may_exceed!a:.60}; allowed: true or false."})
+    reservation, answer = engine.confirm_reservation(
+        owner=submission.author, may_exceed_guarantee=may_exceed, now=now, **wish.columns
+    )
+    reservations.refuse_unless_it_fits(answer, wish)
+    Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
+    submission.reservation = reservation
+
+
+def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    checks = Checks()
+    role = checks.choice("role", payload["role"], Membership.Role.values)
+    checks.done()
+    Membership.objects.update_or_create(
+        user=submission.author, team=submission.team, defaults={"role": role}, create_defaults={"role": role, "created_at": now}
+    )
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+
+def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
+    pool, model = _pool_of(submission), payload["model"]
+    quotas = Quota.objects.filter(pool=pool, model=model)
+    capacity = Gpu.objects.filter(host__pool=pool, model=model, retired_at=None).count()
+    before = sum(quotas.values_list("guaranteed_slots", flat=True)) / SLOTS_PER_GPU
+    own = sum(quotas.filter(team=submission.team).values_list("guaranteed_slots", flat=True)) / SLOTS_PER_GPU
+    after = before - own + payload["guaranteed_gpus"]
+    effect: dict[str, Any] = {
+        "fits": after <= capacity,
+        "code": "" if after <= capacity else "window_eats_guarantees",
+        "numbers": {},
+        "capacity_gpus": capacity,
+        "guaranteed_before_gpus": before,
+        "guaranteed_after_gpus": after,
+        "free_before_gpus": capacity - before,
+        "free_after_gpus": capacity - after,
+        "team_before_gpus": own,
+        "team_after_gpus": payload["guaranteed_gpus"],
+    }
+    if effect["fits"]:
+        words = f"{capacity - after:g} of {capacity} {model} stay without a guarantee (now {capacity - before:g})."
+    else:
+        words = (
+            f"guaranteed_gpus is {payload['guaranteed_gpus']}; all guarantees together would be {after:g} {model}, "
+            f"but {pool.name} has {capacity}; allowed: up to {max(capacity - before + own, 0):g}."
+        )
+    return {**effect, "sentence": words}
+
+
+def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    pool = _pool_of(submission)
+    try:
+        wish = _wish_of(submission, payload, now)
+    except Invalid as problem:
+        return {"fits": False, "code": "", "numbers": {}, "sentence": problem.message, "windows": [], "evicted": [], "overlapping": []}
+    answer = engine.check_window(now=now, **wish.columns, may_exceed_guarantee=bool(payload.get("may_exceed_guarantee", False)))
+    overlapping = Reservation.objects.filter(pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active"))
+    fits = f"It fits: {wish.gpus:g} GPUs from {wish.start:%d %b %H:%M} to {wish.end:%d %b %H:%M} UTC."
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
+        "windows": reservations.windows_of(answer),
+        "gpus": wish.gpus,
+        "capacity_gpus": Gpu.objects.filter(host__pool=pool, retired_at=None).count(),
+        "evicted": list(engine.evicted_by_reservation(now=now, **wish.columns)),
+        "overlapping": list(overlapping.select_related("project__team").order_by("start", "pk")),
+    }
+
+
+def _wish_of(submission: Submission, payload: dict[str, Any], now: datetime) -> reservations.Wish:
+    project = Project.objects.select_related("team").get(pk=payload["project"])
+    return reservations.checked_wish(
+        project,
+        _pool_of(submission),
+        payload["name"],
+        payload["units"],
+        payload["models"],
+        payload["profile"],
+        _moment(payload["start"]),
+        _moment(payload["end"]),
+        now,
+    )
+
+
+def _pool_of(submission: Submission) -> Pool:
+    if submission.pool is None:
+        raise ValueError(f"submission {submission.pk} names no pool")
+    return submission.pool
+
+
+def _check_quota(checks: Checks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
+    checks.count("guaranteed_gpus", guaranteed_gpus, 0, MOST_GPUS, "GPUs")
+    if borrow_limit_gpus is not None:
+        checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MOST_GPUS, "GPUs")
+
+
+def _quota_facts(quota: Quota | None) -> dict[str, Any] | None:
+    if quota is None:
+        return None
+    limit = quota.borrow_limit_slots
+    return {
+        "model": quota.model,
+        "guaranteed_gpus": quota.guaranteed_slots / SLOTS_PER_GPU,
+        "borrow_limit_gpus": None if limit is None else limit / SLOTS_PER_GPU,
+    }
+
+
+def _moment(value: Any) -> Any:
+    """Payloads keep times as ISO text; changes may bring datetimes."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_datetime(value) or value
+    except ValueError:
+        return value
+
+
+def _json(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+    if payload is None:
+        return None
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in payload.items()}

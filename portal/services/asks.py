@@ -1,0 +1,130 @@
+"""What is wanted, checked against what the pool really has. Used by workloads and reservations alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Max
+
+from portal.validation import Checks
+from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.models import Gpu, Pool, Project, Team, Unit
+
+MOST_UNITS = 10_000
+MOST_HOSTS = 1_000
+MOST_MEMORY_MIB = 10_000_000
+MOST_COMPUTE_CAPABILITY = 1_000
+
+
+@dataclass(frozen=True)
+class AskFields:
+    """A checked ask, ready for the columns of ``scheduler.models.AskFields``."""
+
+    units: int
+    hosts: int = 1
+    models_wanted: list[str] = field(default_factory=list)
+    profile: str = WHOLE
+    min_memory_mib: int = 0
+    min_compute_capability: int = 0
+    nvlink: bool = False
+    labels_required: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Keyword arguments for a Workload or a Reservation."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def models_of(pool: Pool) -> list[str]:
+    """The GPU models a pool has, sorted."""
+    return sorted(set(Gpu.objects.filter(host__pool=pool, retired_at=None).values_list("model", flat=True)))
+
+
+def profiles_of(pool: Pool, models: list[str]) -> dict[str, int]:
+    """The profiles a pool can serve, of these models or of any: profile to slots. The whole GPU is the empty word."""
+    units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, gpu__retired_at=None)
+    if models:
+        units = units.filter(gpu__model__in=models)
+    found: dict[str, int] = {}
+    for profile, slots in units.values_list("profile", "slots").distinct():
+        found[profile] = max(found.get(profile, 0), slots.upper - slots.lower)
+    return found
+
+
+def check_pool(checks: Checks, pool: Pool, team: Team) -> None:
+    """A static pool serves its own team only."""
+    if pool.team_id is not None and pool.team_id != team.pk:
+        checks.note("pool", pool.slug, f"pool is {pool.name}, which belongs to another team; allowed: a shared pool or a pool of {team.name}.")
+
+
+def check_project(checks: Checks, project: Project) -> None:
+    """A project that was put away takes no new work."""
+    if not project.active:
+        checks.note("project", project.slug, f"project is {project.name}, which is no longer active; allowed: an active project.")
+
+
+def check_ask(
+    checks: Checks,
+    *,
+    pool: Pool,
+    units: Any,
+    hosts: Any = 1,
+    models: Any = (),
+    profile: Any = WHOLE,
+    min_memory_mib: Any = 0,
+    min_compute_capability: Any = 0,
+    nvlink: Any = False,
+    labels_required: Any = None,
+) -> AskFields:
+    """Check each part of an ask; problems go to ``checks``."""
+    known = models_of(pool)
+    wanted = checks.choices("models", list(models or ()), known)
+    profiles = profiles_of(pool, wanted)
+    if profile != WHOLE and profile not in profiles:
+        names = ", ".join(sorted(p for p in profiles if p)) or "whole GPUs only (leave it empty)"
+        checks.note("profile", profile, f"profile is {profile!a:.60}; allowed in {pool.name}: {names}.")
+        profile = WHOLE
+    clean = AskFields(
+        units=checks.count("units", units, 1, MOST_UNITS),
+        hosts=checks.count("hosts", hosts, 1, MOST_HOSTS),
+        models_wanted=wanted,
+        profile=profile,
+        min_memory_mib=checks.count("min_memory_mib", min_memory_mib, 0, MOST_MEMORY_MIB, "MiB"),
+        min_compute_capability=checks.count("min_compute_capability", min_compute_capability, 0, MOST_COMPUTE_CAPABILITY),
+        nvlink=checks.flag("nvlink", nvlink),
+        labels_required=checks.labels("labels_required", labels_required or {}),
+    )
+    _check_memory(checks, pool, clean)
+    _check_size(checks, pool, clean)
+    return clean
+
+
+def gpus_of(pool: Pool, ask: AskFields) -> float:
+    """How much of whole GPUs an ask is: 2 slices of a seventh are 0.29."""
+    slots = SLOTS_PER_GPU if ask.profile == WHOLE else profiles_of(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
+    return ask.units * ask.hosts * slots / SLOTS_PER_GPU
+
+
+def _check_memory(checks: Checks, pool: Pool, ask: AskFields) -> None:
+    if not ask.min_memory_mib:
+        return
+    units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, profile=ask.profile)
+    if ask.models_wanted:
+        units = units.filter(gpu__model__in=ask.models_wanted)
+    largest = units.aggregate(most=Max("memory_mib"))["most"] or 0
+    if ask.min_memory_mib > largest:
+        checks.note("min_memory_mib", ask.min_memory_mib, f"min_memory_mib is {ask.min_memory_mib:,}; allowed in {pool.name}: up to {largest:,} MiB.")
+
+
+def _check_size(checks: Checks, pool: Pool, ask: AskFields) -> None:
+    whole = Gpu.objects.filter(host__pool=pool, retired_at=None)
+    if ask.models_wanted:
+        whole = whole.filter(model__in=ask.models_wanted)
+    have = whole.count()
+    asked = gpus_of(pool, ask)
+    of = f" {' or '.join(ask.models_wanted)}" if ask.models_wanted else ""
+    if asked > have:
+        checks.note("units", ask.units, f"units asks for {asked:g} GPUs{of} in all; allowed in {pool.name}: up to {have}, all it has.")
+    elif pool.most_gpus_per_workload is not None and asked > pool.most_gpus_per_workload:
+        checks.note("units", ask.units, f"units asks for {asked:g} GPUs in all; allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.")

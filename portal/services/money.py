@@ -1,0 +1,193 @@
+"""Verbs on prices, budgets, cost centres and months."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import Organisation, User
+from portal.services import audit
+from portal.services.asks import models_of
+from portal.validation import Checks
+from scheduler.models import Gpu, Pool, Project, Team
+from telemetry import statements
+from telemetry.models import Budget, CostCentre, Price, Statement
+
+HIGHEST_PRICE = Decimal(100_000)
+HIGHEST_BUDGET = Decimal(1_000_000_000)
+BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing")
+IDLE_PAYERS = ("operator", "guarantee", "use")
+
+
+def set_price(
+    *,
+    actor: User,
+    model: str,
+    cost: Decimal | str,
+    price: Decimal | str,
+    valid_from: datetime,
+    now: datetime,
+    pool: Pool | None = None,
+    note: str = "",
+    via: str = "web",
+) -> Price:
+    """A new row of the rate card: what a GPU-hour costs its owner, and what teams pay, from a date on. Never touches the past.
+
+    Raises Invalid, NotAllowed, Conflict when that date has a price already or lies in a closed month.
+    """
+    policy.require(actor, "price.change")
+    checks = Checks()
+    known = models_of(pool) if pool else sorted(set(Gpu.objects.values_list("model", flat=True)))
+    model = checks.choice("model", model, known)
+    amounts = {name: checks.amount(name, value, high=HIGHEST_PRICE, decimals=6) for name, value in (("cost", cost), ("price", price))}
+    valid_from = checks.moment("valid_from", valid_from)
+    note = checks.text("note", note, least=0, most=300)
+    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
+        checks.note("valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on. A price never changes the past.")
+    checks.done()
+    try:
+        with transaction.atomic():
+            row = Price.objects.create(
+                pool=pool, model=model, cost_per_gpu_hour=amounts["cost"], price_per_gpu_hour=amounts["price"],
+                valid_from=valid_from, note=note, created_at=now,
+            )  # fmt: skip
+            told = audit.facts(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
+            audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
+    except IntegrityError:
+        raise Conflict(f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.", field="valid_from") from None
+    return row
+
+
+def set_budget(
+    *,
+    actor: User,
+    month: date,
+    amount: Decimal | str,
+    now: datetime,
+    team: Team | None = None,
+    project: Project | None = None,
+    action: str = "notify",
+    via: str = "web",
+) -> Budget:
+    """What a team or a project may cost in a month, and what happens at the end of it. Raises Invalid, NotAllowed."""
+    policy.require(actor, "budget.change")
+    checks = Checks()
+    if (team is None) == (project is None):
+        checks.note("team", None, "team and project: give exactly one of the two.")
+    month = checks.month("month", month)
+    clean = checks.amount("amount", amount, high=HIGHEST_BUDGET, decimals=2)
+    action = checks.choice("action", action, BUDGET_ACTIONS)
+    if "month" not in checks.problems and month < now.date().replace(day=1):
+        checks.note("month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one.")
+    checks.done()
+    with transaction.atomic():
+        old = Budget.objects.filter(team=team, project=project, month=month).first()
+        before = audit.facts(old, "amount", "action") if old else None
+        budget, _ = Budget.objects.update_or_create(team=team, project=project, month=month, defaults={"amount": clean, "action": action})
+        audit.record(
+            actor=actor, via=via, now=now, verb="set_budget", target=budget, before=before,
+            team_id=team.pk if team else project.team_id if project else None, after=audit.facts(budget, "month", "amount", "action"),
+        )  # fmt: skip
+    return budget
+
+
+def set_cost_centre(
+    *, actor: User, project: Project, code: str, valid_from: datetime, now: datetime, via: str = "web"
+) -> CostCentre:
+    """Which cost centre pays for a project from a date on. Raises Invalid, NotAllowed, Conflict when that date has one."""
+    policy.require(actor, "cost_centre.change")
+    checks = Checks()
+    code = checks.text("code", code, most=40)
+    valid_from = checks.moment("valid_from", valid_from)
+    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
+        checks.note("valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on.")
+    checks.done()
+    try:
+        with transaction.atomic():
+            row = CostCentre.objects.create(project=project, code=code, valid_from=valid_from, created_at=now)
+            audit.record(
+                actor=actor, via=via, now=now, verb="set_cost_centre", target=row, team_id=project.team_id,
+                after={"project": project.slug, **audit.facts(row, "code", "valid_from")},
+            )  # fmt: skip
+    except IntegrityError:
+        words = f"valid_from is {valid_from.isoformat()}; {project.name} has a cost centre from that moment already."
+        raise Conflict(words, field="valid_from") from None
+    return row
+
+
+def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
+    """Freeze a month that is over: its checks run, its lines are written, nothing changes it afterwards.
+
+    Raises Invalid, NotAllowed, Conflict when it is closed already or a check fails (the message names the check).
+    """
+    policy.require(actor, "statement.close")
+    checks = Checks()
+    month = _ended_month(checks, month, now)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        try:
+            statement = statements.close_month(month=month, closed_by=actor, now=now)
+        except statements.CannotClose as problem:
+            raise Conflict(str(problem), field="month") from None
+        audit.record(
+            actor=actor, via=via, now=now, verb="close_month", target=statement, why=why,
+            after=audit.facts(statement, "month", "state", "digest", "totals"),
+        )  # fmt: skip
+    return statement
+
+
+def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
+    """Who pays for what nobody held in a month: operator, guarantee (shared by it) or use. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "statement.close")
+    checks = Checks()
+    month = checks.month("month", month)
+    payer = checks.choice("payer", payer, IDLE_PAYERS)
+    checks.done()
+    with transaction.atomic():
+        statement, _ = Statement.objects.get_or_create(month=month, defaults={"currency": currency(), "idle_payer": payer})
+        before = audit.facts(statement, "idle_payer")
+        if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
+            raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
+        statement.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="set_idle_payer", target=statement,
+            before=before, after=audit.facts(statement, "idle_payer"),
+        )  # fmt: skip
+    return statement
+
+
+def price_of(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
+    """What a GPU-hour is charged now: the dearest of these models, since any may be given. None when one has no price."""
+    found = []
+    for model in models:
+        rows = Price.objects.filter(Q(pool=pool) | Q(pool=None), model=model, valid_from__lte=now)
+        # A pool's own price goes before the one for every pool.
+        best = max(rows, key=lambda row: (row.pool_id is not None, row.valid_from), default=None)
+        if best is None:
+            return None
+        found.append(best.price_per_gpu_hour)
+    return max(found, default=None)
+
+
+def currency() -> str:
+    """The organisation's currency, three letters."""
+    return Organisation.objects.values_list("currency", flat=True).first() or "EUR"
+
+
+def month_of(moment: datetime) -> date:
+    """The month of a moment (UTC), as its first day."""
+    return moment.astimezone(UTC).date().replace(day=1)
+
+
+def _ended_month(checks: Checks, month: Any, now: datetime) -> date:
+    clean = checks.month("month", month)
+    if "month" not in checks.problems and clean >= month_of(now):
+        checks.note("month", clean.isoformat(), f"month is {clean:%Y-%m}; allowed: a month that is over, up to the one before {month_of(now):%Y-%m}.")
+    return clean

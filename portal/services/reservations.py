@@ -1,0 +1,277 @@
+"""Verbs on reservations: promises of GPUs for a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy, wording
+from portal.errors import Conflict
+from portal.models import Submission, SubmissionState, User
+from portal.services import audit, money
+from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.validation import Checks
+from scheduler import services as engine
+from scheduler.core.model import WindowAnswer
+from scheduler.models import Pool, Project, Reservation
+from telemetry.core.money import rounded
+
+SHORTEST_WINDOW = timedelta(minutes=5)
+TOLD = ("name", "units", "models_wanted", "profile", "start", "end", "state", "may_exceed_guarantee")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Everything of a reservation, checked. Times are UTC on whole seconds."""
+
+    project: Project
+    pool: Pool
+    name: str
+    ask: AskFields
+    start: datetime
+    end: datetime
+
+    @property
+    def gpus(self) -> float:
+        """How much of whole GPUs it asks for."""
+        return gpus_of(self.pool, self.ask)
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether it is above what the pool confirms at once."""
+        return self.gpus > self.pool.approval_above_gpus
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """As JSON, for a Submission."""
+        return {
+            "project": self.project.pk,
+            "pool": self.pool.pk,
+            "name": self.name,
+            "units": self.ask.units,
+            "models": self.ask.models_wanted,
+            "profile": self.ask.profile,
+            "start": self.start.isoformat(),
+            "end": self.end.isoformat(),
+            "gpus": self.gpus,
+        }
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Keyword arguments of the engine's services."""
+        return {
+            "project": self.project,
+            "pool": self.pool,
+            "name": self.name,
+            "start": self.start,
+            "end": self.end,
+            **self.ask.columns,
+        }
+
+
+def request_reservation(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    name: str,
+    units: int,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    models: list[str] | None = None,
+    profile: str = "",
+    why: str = "",
+    via: str = "web",
+) -> Submission | Reservation:
+    """A confirmed Reservation, or, above the pool's threshold, a Submission that waits for approval and holds nothing.
+
+    Either way the window is checked first. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    """
+    policy.require(actor, "reservation.request", project)
+    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, why=why)
+    why = why.strip()
+    if wish.needs_approval:
+        refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
+        return _submit(actor, wish, why, now, via)
+    with transaction.atomic():
+        reservation, answer = engine.confirm_reservation(owner_id=actor.pk, may_exceed_guarantee=False, now=now, **wish.columns)
+        refuse_unless_it_fits(answer, wish)
+        audit.record(
+            actor=actor, via=via, now=now, verb="request_reservation", target=reservation, why=why,
+            after=audit.facts(reservation, *TOLD),
+        )  # fmt: skip
+    return reservation
+
+
+def preview_reservation(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    units: int,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    models: list[str] | None = None,
+    profile: str = "",
+    name: str = "preview",
+    via: str = "web",
+) -> dict[str, Any]:
+    """Whether the window can be had, without asking for it.
+
+    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first that fit, as (start, end) datetimes),
+    ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or None), ``price_per_hour``,
+    ``currency``, and ``warnings`` (sentences that don't block). Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "reservation.request", project)
+    wish = checked_wish(project, pool, name, units, models, profile, start, end, now)
+    answer = engine.check_window(now=now, **wish.columns)
+    price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
+    hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
+    per_hour = None if price is None else rounded(price * Decimal(str(wish.gpus)))
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "windows": windows_of(answer),
+        "needs_approval": wish.needs_approval,
+        "gpus": wish.gpus,
+        "price_per_hour": per_hour,
+        "price": None if price is None else rounded(price * Decimal(str(wish.gpus)) * hours),
+        "currency": money.currency(),
+        "warnings": warnings_of(wish),
+    }
+
+
+def cancel_reservation(*, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web") -> Reservation:
+    """Give it up; what runs inside it is told to go. Raises Conflict when it is over, NotAllowed, Invalid."""
+    policy.require(actor, "reservation.change", reservation)
+    checks = Checks()
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(reservation, "state")
+        if not engine.cancel_reservation(reservation, now=now):
+            raise Conflict(f"{reservation.name} is already {reservation.state}; there is nothing to cancel.")
+        reservation.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_reservation", target=reservation, why=why,
+            before=before, after=audit.facts(reservation, "state"),
+        )  # fmt: skip
+    return reservation
+
+
+def shorten_reservation(*, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web") -> Reservation:
+    """Let it end earlier. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "reservation.change", reservation)
+    checks = Checks()
+    end = checks.moment("end", end)
+    checks.done()
+    earliest = max(reservation.start, now)
+    if not earliest < end < reservation.end:
+        words = f"end is {end.isoformat()}; allowed: after {earliest.isoformat()} and before its end now, {reservation.end.isoformat()}."
+        checks.note("end", end.isoformat(), words)
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(reservation, "end")
+        if not engine.shorten_reservation(reservation, end=end, now=now):
+            raise Conflict(f"{reservation.name} is {reservation.state}; it can't be shortened.")
+        reservation.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="shorten_reservation", target=reservation,
+            before=before, after=audit.facts(reservation, "end"),
+        )  # fmt: skip
+    return reservation
+
+
+# -- shared with approvals ---------------------------------------------------------------------------------------------
+
+
+def checked_wish(
+    project: Project,
+    pool: Pool,
+    name: Any,
+    units: Any,
+    models: Any,
+    profile: Any,
+    start: Any,
+    end: Any,
+    now: datetime,
+    why: Any = "",
+) -> Wish:
+    """Check every field of a reservation, or raise Invalid with all the problems."""
+    checks = Checks()
+    check_project(checks, project)
+    check_pool(checks, pool, project.team)
+    ask = check_ask(checks, pool=pool, units=units, models=models, profile=profile)
+    name = checks.text("name", name)
+    checks.text("why", why, least=0, most=1000, lines=True)
+    first, last = checks.moment("start", start), checks.moment("end", end)
+    if not {"start", "end"} & checks.problems.keys():
+        _check_window(checks, pool, first, last, now)
+    checks.done()
+    return Wish(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0))
+
+
+def refuse_unless_it_fits(answer: WindowAnswer, wish: Wish) -> None:
+    """Raise Conflict with the engine's reason and the first windows that fit."""
+    if answer.fits:
+        return
+    windows = windows_of(answer)
+    numbers = dict(answer.numbers)
+    first = f" The first window of that length that fits starts {windows[0][0]:%-d %b %Y %H:%M} UTC." if windows else ""
+    raise Conflict(
+        f"{wording.reason(answer.code, numbers)}{first}", field="start", code=answer.code, numbers=numbers, windows=windows
+    )
+
+
+def windows_of(answer: WindowAnswer) -> list[tuple[datetime, datetime]]:
+    """The windows that would fit, as datetimes."""
+    return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in answer.first_windows]
+
+
+def warnings_of(wish: Wish) -> list[str]:
+    """What is worth a second look and blocks nothing."""
+    found = []
+    if wish.start.weekday() >= 5:
+        found.append("It starts on a weekend.")
+    if wish.end - wish.start > timedelta(days=3):
+        found.append("It is longer than three days: unused time is charged too.")
+    return found
+
+
+def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:
+    horizon = now + timedelta(seconds=pool.reservation_horizon_seconds)
+    longest = timedelta(seconds=pool.longest_reservation_seconds)
+    if start < now.replace(second=0, microsecond=0):
+        checks.note("start", start.isoformat(), f"start is {_said(start)}, which is past; allowed: from {_said(now)} on.")
+    elif start > horizon:
+        checks.note("start", start.isoformat(), f"start is {_said(start)}; allowed in {pool.name}: up to {_said(horizon)}.")
+    if end <= start:
+        checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed: after the start, {_said(start)}.")
+    elif end - start < SHORTEST_WINDOW:
+        checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed: at least 5 minutes after the start, {_said(start)}.")
+    elif end - start > longest:
+        checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.")
+
+
+def _said(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _submit(actor: User, wish: Wish, why: str, now: datetime, via: str) -> Submission:
+    with transaction.atomic():
+        submission = Submission.objects.create(
+            kind=Submission.Kind.RESERVATION, team=wish.project.team, pool=wish.pool, author=actor, why=why,
+            payload=wish.payload, state=SubmissionState.WAITING, created_at=now,
+        )  # fmt: skip
+        audit.record(
+            actor=actor, via=via, now=now, verb="request_reservation", target=submission, team_id=wish.project.team_id,
+            after=wish.payload, why=why,
+        )  # fmt: skip
+    return submission

@@ -1,0 +1,437 @@
+"""Verbs on notebooks and jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import EntryCode, Template, User, WorkspaceOrigin
+from portal.services import audit, money
+from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.validation import Checks
+from scheduler import services as engine
+from scheduler.core.model import Priority
+from scheduler.models import Pool, Project, Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.states import ReservationState, WorkloadState
+from telemetry.core.money import rounded
+
+SHORTEST_RUNTIME = 60
+MOST_RETRIES = 10
+LONGEST_COMMAND = 20_000
+LONGEST_KEEP = 24 * 3600
+CODE_LIFE = timedelta(seconds=60)
+PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
+TOLD = ("name", "kind", "type", "units", "hosts", "models_wanted", "profile", "priority", "preemptible", "max_runtime_seconds")
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """Everything of a workload, checked."""
+
+    kind: str
+    project: Project
+    pool: Pool
+    name: str
+    type: str
+    ask: AskFields
+    command: str
+    environment: dict[str, str]
+    priority: int
+    preemptible: bool
+    max_runtime_seconds: int
+    most_retries: int
+    reservation: Reservation | None
+
+
+def launch_notebook(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    template: Template | None = None,
+    name: str = "",
+    units: int | None = None,
+    models: list[str] | None = None,
+    profile: str | None = None,
+    type: str | None = None,
+    max_runtime_seconds: int | None = None,
+    reservation: Reservation | None = None,
+    via: str = "web",
+) -> Workload:
+    """Queue a notebook; what is not given comes from the template. Notebooks are not preemptible and may not borrow.
+
+    Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "workload.launch", project)
+    wish = _notebook_wish(actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation)
+    return _submit(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
+
+
+def submit_job(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    name: str,
+    command: str,
+    units: int,
+    now: datetime,
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    min_memory_mib: int = 0,
+    min_compute_capability: int = 0,
+    labels_required: dict[str, str] | None = None,
+    nvlink: bool = False,
+    type: str = "training",
+    priority: int | str = "normal",
+    preemptible: bool = True,
+    max_runtime_seconds: int = 24 * 3600,
+    most_retries: int = 0,
+    reservation: Reservation | None = None,
+    environment: dict[str, str] | None = None,
+    via: str = "web",
+) -> Workload:
+    """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
+
+    Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "workload.launch", project)
+    wish = _job_wish(
+        project, pool, now, name=name, command=command, units=units, hosts=hosts, models=models, profile=profile,
+        min_memory_mib=min_memory_mib, min_compute_capability=min_compute_capability, labels_required=labels_required,
+        nvlink=nvlink, type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
+        most_retries=most_retries, reservation=reservation, environment=environment,
+    )  # fmt: skip
+    return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
+
+
+def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any) -> Workload:
+    """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Raises Invalid, NotAllowed."""
+    policy.require(actor, "workload.relaunch", workload)
+    given: dict[str, Any] = {
+        "project": workload.project,
+        "pool": workload.pool,
+        "name": workload.name,
+        "units": workload.units,
+        "models": list(workload.models_wanted),
+        "profile": workload.profile,
+        "type": workload.type,
+        "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
+    }
+    if workload.kind == WorkloadKind.NOTEBOOK:
+        return launch_notebook(actor=actor, now=now, via=via, **(given | changes))
+    given |= {
+        "command": workload.command,
+        "hosts": workload.hosts,
+        "min_memory_mib": workload.min_memory_mib,
+        "min_compute_capability": workload.min_compute_capability,
+        "labels_required": dict(workload.labels_required),
+        "nvlink": workload.nvlink,
+        "priority": workload.priority,
+        "preemptible": workload.preemptible,
+        "most_retries": workload.most_retries,
+        "environment": dict(workload.environment),
+    }
+    return submit_job(actor=actor, now=now, via=via, **(given | changes))
+
+
+def cancel_workload(*, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web") -> Workload:
+    """Stop it, or take it out of the queue. Raises Conflict when it has ended, NotAllowed, Invalid."""
+    policy.require(actor, "workload.change", workload)
+    checks = Checks()
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(workload, "state")
+        if not engine.cancel_workload(workload, now=now):
+            raise Conflict(f"{workload.name} has already ended; there is nothing to cancel.")
+        workload.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_workload", target=workload, why=why,
+            before=before, after=audit.facts(workload, "state", "stop_requested"),
+        )  # fmt: skip
+    return workload
+
+
+def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web") -> Workload:
+    """Let it run ``seconds`` longer, within the pool's longest runtime. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "workload.change", workload)
+    longest = workload.pool.longest_runtime_seconds
+    room = longest - workload.max_runtime_seconds
+    if room < SHORTEST_RUNTIME:
+        raise Conflict(f"{workload.name} already has the longest runtime of {workload.pool.name}, {longest:,} seconds.")
+    checks = Checks()
+    seconds = checks.count("seconds", seconds, SHORTEST_RUNTIME, room, "seconds")
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(workload, "max_runtime_seconds")
+        if not engine.extend_workload(workload, seconds=seconds, now=now):
+            raise Conflict(f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead.")
+        workload.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="extend_workload", target=workload,
+            before=before, after=audit.facts(workload, "max_runtime_seconds"),
+        )  # fmt: skip
+    return workload
+
+
+def keep_workload(*, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web") -> Workload:
+    """Don't stop a notebook for idleness in the next ``seconds``. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "workload.change", workload)
+    checks = Checks()
+    seconds = checks.count("seconds", seconds, SHORTEST_RUNTIME, LONGEST_KEEP, "seconds")
+    checks.done()
+    if workload.kind != WorkloadKind.NOTEBOOK:
+        raise Conflict(f"{workload.name} is a job; only notebooks are stopped when they are idle.")
+    with transaction.atomic():
+        before = audit.facts(workload, "keep_until")
+        if not engine.keep_workload(workload, until=now + timedelta(seconds=seconds)):
+            raise Conflict(f"{workload.name} is ending or has ended; it can't be kept.")
+        workload.refresh_from_db()
+        audit.record(
+            actor=actor, via=via, now=now, verb="keep_workload", target=workload,
+            before=before, after=audit.facts(workload, "keep_until"),
+        )  # fmt: skip
+    return workload
+
+
+def open_workspace(*, actor: User, workload: Workload, session_key: str, now: datetime, via: str = "web") -> str:
+    """The URL that opens a running notebook on its own origin, with a one-time code that is good for a minute.
+
+    ``session_key`` is the portal session's: signing out there cuts the workspace too; empty for a token's caller.
+    Raises Conflict when it does not run, NotAllowed.
+    """
+    policy.require(actor, "workload.open", workload)
+    if workload.kind != WorkloadKind.NOTEBOOK:
+        raise Conflict(f"{workload.name} is a job; only a notebook can be opened.")
+    if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
+        raise Conflict(f"{workload.name} is {workload.state}; a notebook can be opened while it runs.")
+    code = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        origin = workspace_origin(workload, now)
+        EntryCode.objects.create(
+            code_hash=_hash(code), user=actor, workload=workload, session_key_hash=_hash(session_key) if session_key else "",
+            created_at=now, expires_at=now + CODE_LIFE,
+        )  # fmt: skip
+        audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
+    scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme
+    return f"{scheme}://{origin.label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}/.gpupool/enter?code={code}"
+
+
+def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
+    """The random name under which this notebook is reached, made when it is first asked for."""
+    made = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
+    return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=made)[0]
+
+
+def preview_workload(
+    *, actor: User, project: Project, pool: Pool, now: datetime, kind: str = "job", via: str = "web", **arguments: Any
+) -> dict[str, Any]:
+    """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
+
+    Returns ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or None),
+    ``gpus`` (whole GPUs, Decimal-free float), ``price_per_hour`` (Decimal or None when there is no price), ``currency``,
+    ``longest_cost`` (Decimal or None) and ``quota_effect`` (see selectors of the engine). Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "workload.launch", project)
+    wish = (
+        _notebook_wish(actor, project, pool, now, **_notebook_defaults(arguments))
+        if kind == WorkloadKind.NOTEBOOK
+        else _job_wish(project, pool, now, **_job_defaults(arguments))
+    )
+    return _preview(actor, wish, now)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    names = ("template", "name", "units", "models", "profile", "type", "max_runtime_seconds", "reservation")
+    return {"name": ""} | {name: given.get(name) for name in names if name != "name" or given.get("name")}
+
+
+def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "min_memory_mib": 0,
+        "min_compute_capability": 0, "labels_required": None, "nvlink": False, "type": "training", "priority": "normal",
+        "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "reservation": None, "environment": None,
+    }  # fmt: skip
+    return defaults | {name: value for name, value in given.items() if name in defaults}
+
+
+def _notebook_wish(
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    template: Template | None,
+    name: str,
+    units: int | None,
+    models: list[str] | None,
+    profile: str | None,
+    type: str | None,
+    max_runtime_seconds: int | None,
+    reservation: Reservation | None,
+) -> _Wish:
+    checks = Checks()
+    if template is not None and template.kind != WorkloadKind.NOTEBOOK:
+        checks.note("template", template.slug, f"template is {template.name}, which is for jobs; allowed: a template for notebooks.")
+        template = None
+    words = f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
+    units = units if units is not None else template.units if template else 1
+    profile = profile if profile is not None else template.profile if template else ""
+    longest = min(8 * 3600, pool.longest_runtime_seconds)
+    seconds = max_runtime_seconds if max_runtime_seconds is not None else template.max_runtime_seconds if template else longest
+    ask = _checked_common(checks, project, pool, units=units, models=models, profile=profile)
+    wish = _Wish(
+        kind=WorkloadKind.NOTEBOOK,
+        project=project,
+        pool=pool,
+        name=checks.text("name", name or words),
+        type=checks.choice("type", type if type is not None else template.type if template else "interactive", WorkloadType.values),
+        ask=ask,
+        command="",
+        environment={},
+        priority=int(Priority.NORMAL),
+        preemptible=False,
+        max_runtime_seconds=checks.count("max_runtime_seconds", seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"),
+        most_retries=0,
+        reservation=_checked_reservation(checks, reservation, project, pool, now),
+    )
+    checks.done()
+    return wish
+
+
+def _job_wish(
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    *,
+    name: Any,
+    command: Any,
+    units: Any,
+    hosts: Any,
+    models: Any,
+    profile: Any,
+    min_memory_mib: Any,
+    min_compute_capability: Any,
+    labels_required: Any,
+    nvlink: Any,
+    type: Any,
+    priority: Any,
+    preemptible: Any,
+    max_runtime_seconds: Any,
+    most_retries: Any,
+    reservation: Reservation | None,
+    environment: Any,
+) -> _Wish:
+    checks = Checks()
+    ask = _checked_common(
+        checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, min_memory_mib=min_memory_mib,
+        min_compute_capability=min_compute_capability, nvlink=nvlink, labels_required=labels_required,
+    )  # fmt: skip
+    wish = _Wish(
+        kind=WorkloadKind.JOB,
+        project=project,
+        pool=pool,
+        name=checks.text("name", name),
+        type=checks.choice("type", type, WorkloadType.values),
+        ask=ask,
+        command=checks.text("command", command, most=LONGEST_COMMAND, lines=True),
+        environment=checks.environment("environment", environment or {}),
+        priority=_checked_priority(checks, priority, project),
+        preemptible=checks.flag("preemptible", preemptible),
+        max_runtime_seconds=checks.count(
+            "max_runtime_seconds", max_runtime_seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"
+        ),
+        most_retries=checks.count("most_retries", most_retries, 0, MOST_RETRIES),
+        reservation=_checked_reservation(checks, reservation, project, pool, now),
+    )
+    checks.done()
+    return wish
+
+
+def _checked_common(checks: Checks, project: Project, pool: Pool, **ask: Any) -> AskFields:
+    check_project(checks, project)
+    check_pool(checks, pool, project.team)
+    return check_ask(checks, pool=pool, **ask)
+
+
+def _checked_priority(checks: Checks, value: Any, project: Project) -> int:
+    highest = project.team.highest_priority
+    allowed = [name for name, priority in PRIORITY_NAMES.items() if int(priority) <= highest]
+    number = PRIORITY_NAMES[value] if isinstance(value, str) and value in PRIORITY_NAMES else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= highest:
+        checks.note("priority", value, f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}.")
+        return int(Priority.NORMAL)
+    return int(number)
+
+
+def _checked_reservation(
+    checks: Checks, reservation: Reservation | None, project: Project, pool: Pool, now: datetime
+) -> Reservation | None:
+    if reservation is None:
+        return None
+    open_states = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
+    fits = reservation.project_id == project.pk and reservation.pool_id == pool.pk
+    if not fits or reservation.state not in open_states or reservation.end <= now:
+        checks.note(
+            "reservation", str(reservation.public_id),
+            f"reservation is {reservation.name}; allowed: a reservation of {project.name} in {pool.name} that is not over.",
+        )  # fmt: skip
+    return reservation
+
+
+# -- doing -------------------------------------------------------------------------------------------------------------
+
+
+def _submit(*, actor: User, via: str, now: datetime, wish: _Wish, verb: str) -> Workload:
+    with transaction.atomic():
+        workload = engine.queue_workload(owner_id=actor.pk, now=now, **_columns(wish))
+        if wish.kind == WorkloadKind.NOTEBOOK:
+            workspace_origin(workload, now)
+        audit.record(actor=actor, via=via, now=now, verb=verb, target=workload, after=audit.facts(workload, *TOLD))
+    return workload
+
+
+def _columns(wish: _Wish) -> dict[str, Any]:
+    return {
+        "kind": wish.kind,
+        "type": wish.type,
+        "name": wish.name,
+        "project": wish.project,
+        "pool": wish.pool,
+        "reservation": wish.reservation,
+        "command": wish.command,
+        "environment": wish.environment,
+        "priority": wish.priority,
+        "preemptible": wish.preemptible,
+        "max_runtime_seconds": wish.max_runtime_seconds,
+        "most_retries": wish.most_retries,
+        **wish.ask.columns,
+    }
+
+
+def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
+    answer = engine.preview_workload(owner_id=actor.pk, now=now, **_columns(wish))
+    gpus = gpus_of(wish.pool, wish.ask)
+    price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
+    per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
+    longest = None if price is None else rounded(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+    return {**answer, "gpus": gpus, "price_per_hour": per_hour, "longest_cost": longest, "currency": money.currency()}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,333 @@
+"""Every sentence that people read about the engine's decisions, made here and nowhere else.
+
+Codes come from ``scheduler.core.reasons`` (and a few of portal's own, see ``NOTICES``) with their numbers; a number that is not
+there is left out of the sentence, never invented. Times are said in the current time zone (a page activates its viewer's).
+Names of other teams' things are only said when ``viewer`` may see them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from portal import policy
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Reservation, Run, Team, Workload
+
+Numbers = Mapping[str, Any]
+
+# -- small words -------------------------------------------------------------------------------------------------------
+
+
+def duration(value: timedelta | float | int | None) -> str:
+    """As people say it: ``40 seconds``, ``26 minutes``, ``3 h 14 min``, ``2 days 4 h``. None is unknown."""
+    if value is None:
+        return "an unknown time"
+    seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
+    if seconds < 60:
+        return _counted(seconds, "second")
+    if seconds < 3600:
+        return _counted(seconds // 60, "minute")
+    if seconds < 48 * 3600:
+        minutes = seconds % 3600 // 60
+        return f"{seconds // 3600} h" + (f" {minutes:02d} min" if minutes else "")
+    hours = seconds % 86_400 // 3600
+    return f"{seconds // 86_400} days" + (f" {hours} h" if hours else "")
+
+
+def moment(value: datetime | float | int | None) -> str:
+    """``20 Nov 2026 14:30`` in the current time zone; seconds since the epoch or a datetime. None is unknown."""
+    if value is None:
+        return "an unknown time"
+    at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    return f"{timezone.localtime(at):%-d %b %Y %H:%M}"
+
+
+def gpus(slots: float | int | None) -> str:
+    """Slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
+    if slots is None:
+        return "an unknown number of GPUs"
+    count = round(slots / SLOTS_PER_GPU, 2)
+    return f"{count:g} GPU" if count <= 1 and count != 0 else f"{count:g} GPUs"
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------------
+
+
+class _Facts:
+    """Numbers of a reason, said in words; what is missing is empty."""
+
+    def __init__(self, numbers: Numbers, viewer: policy.Viewer | None) -> None:
+        self.numbers = numbers
+        self.viewer = viewer
+
+    def get(self, *names: str) -> Any:
+        return next((self.numbers[name] for name in names if self.numbers.get(name) is not None), None)
+
+    def slots(self, before: str, *names: str) -> str:
+        value = self.get(*names)
+        return "" if value is None else f"{before}{gpus(value)}"
+
+    def time(self, before: str, *names: str) -> str:
+        value = self.get(*names)
+        return "" if value is None else f"{before}{moment(value)}"
+
+    def plain(self, before: str, *names: str, after: str = "") -> str:
+        value = self.get(*names)
+        return "" if value is None else f"{before}{value:,}{after}" if isinstance(value, int | float) else f"{before}{value}{after}"
+
+    def model(self) -> str:
+        value = self.get("model", "models")
+        if not value:
+            return "GPUs"
+        return " or ".join(value) if isinstance(value, list | tuple) else str(value)
+
+    def team(self, otherwise: str = "another team") -> str:
+        """The name of the team in the numbers where the viewer may see it."""
+        value = self.get("team", "for_team")
+        if not isinstance(value, int):
+            return otherwise
+        if self.viewer is None:
+            return otherwise
+        found = policy.visible_teams(self.viewer).filter(pk=value).first()
+        return found.name if found else otherwise
+
+    def workload(self, otherwise: str = "another workload") -> str:
+        """The name of the workload in the numbers where the viewer may see it."""
+        value = self.get("workload", "for_workload")
+        if not isinstance(value, int) or self.viewer is None:
+            return otherwise
+        found = policy.visible_workloads(self.viewer).filter(pk=value).first()
+        return found.name if found else otherwise
+
+
+Sentence = Callable[[_Facts], str]
+
+REASONS: dict[str, Sentence] = {
+    # why it starts
+    "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
+    "free_borrowed": lambda f: "It starts on GPUs that another team is guaranteed and does not use now; they may be called back, with notice.",
+    "inside_reservation": lambda f: "It starts inside its reservation.",
+    "reclaimed_guarantee": lambda f: "It starts on GPUs that its team is guaranteed and had lent; the borrower was told to make room.",
+    "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
+    "own_static_pool": lambda f: "It starts in its team's own pool.",
+    # why it is told to go
+    "evicted_for_guarantee": lambda f: f"Its GPUs were borrowed, and {f.team('the team')} they are guaranteed to needs them back{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
+    "evicted_for_priority": lambda f: f"Its own team's work of higher priority needs its GPUs{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
+    "evicted_for_reservation": lambda f: f"Its GPUs are reserved{f.time(' from ', 'start')}{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
+    # why it waits: for ever, unless something changes
+    "no_such_hardware": lambda f: f"No GPU of this pool is what it asks for{f.plain(' (', 'model', after=')')}. Ask for another model, less memory or other labels.",
+    "too_big_for_any_host": lambda f: f"No host of this pool is big enough: it wants {f.plain('', 'units', 'wanted') or 'more'} on one host{f.plain(', the largest has ', 'largest', 'most')}. Ask for fewer on each host.",
+    "not_your_pool": lambda f: "This pool belongs to another team.",
+    "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
+    "over_workload_cap": lambda f: f"It asks for more than one workload may have here{f.slots(': at most ', 'most_slots', 'limit', 'cap')}.",
+    "over_runtime_cap": lambda f: f"Its longest runtime is above what this pool allows{': ' + duration(f.get('longest', 'limit', 'cap')) if f.get('longest', 'limit', 'cap') is not None else ''}.",
+    # why it waits: until somebody or something changes
+    "over_quota": lambda f: f"Its team holds all it may{f.slots(': ', 'held')}{f.slots(', and the limit is ', 'limit', 'allowed')}. It starts when the team's own work ends, or with a larger quota.",
+    "over_user_cap": lambda f: f"Its owner already holds as much as one person may{f.slots(': ', 'held')}{f.slots(' of ', 'limit', 'most_slots')}.",
+    "budget_closed": lambda f: f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it.",
+    "dependency": lambda f: "It waits for a workload that it depends on.",
+    "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'not_before', 'until')}.",
+    "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
+    "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
+    "host_closed": lambda f: "The hosts that could run it take no new work now (cordoned, draining, in maintenance or unwell).",
+    # why it waits: its turn comes
+    "waits_for_units": lambda f: f"It waits for {f.plain('', 'wanted', 'units') or 'more'} {f.model()}{f.plain('; ', 'free', after=' free now')}.",
+    "waits_for_eviction": lambda f: f"Room is being made for it: borrowed work was told to go{f.time(' and is gone by ', 'stop_at', 'gone_by')}.",
+    "held_for_reservation": lambda f: f"What is free is promised to a reservation{f.time(' from ', 'start')}, and it would not be done by then.",
+    "held_for_maintenance": lambda f: f"What is free goes into maintenance{f.time(' at ', 'start')}, and it would not be done by then.",
+    "behind_others": lambda f: f"Its turn comes after {f.plain('', 'ahead', 'count') or 'other'} {'workload' if f.get('ahead', 'count') == 1 else 'workloads'} ahead of it.",
+    "spare_capacity_kept": lambda f: "What is free is kept for critical work.",
+    # why a reservation does not fit
+    "window_full": lambda f: f"That window is full: {f.plain('', 'wanted', 'units') or 'what was'} asked, {f.plain('', 'free', 'most') or 'fewer'} free at its fullest moment{f.time(' (', 'at') + ')' if f.get('at') is not None else ''}.",
+    "window_eats_guarantees": lambda f: "That window would use what other teams are guaranteed. An operator may allow it.",
+    # how it ended
+    "finished": lambda f: "It finished.",
+    "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
+    "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
+    "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
+    "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
+    "gpu_error": lambda f: f"A GPU failed under it{f.plain(' (', 'xid', 'event', after=')')}.",
+    "host_lost": lambda f: "Its host fell silent.",
+    "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
+    "cancelled": lambda f: "It was cancelled.",
+    "time_limit": lambda f: "It reached its longest runtime.",
+    "idle": lambda f: "It was idle too long: no busy kernel, no connection and a quiet GPU.",
+    "start_failed": lambda f: "Its host could not start it.",
+    "drained": lambda f: "Its host was drained by an operator.",
+}
+
+
+def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for a reason code and its numbers. An empty code is an empty sentence."""
+    if not code:
+        return ""
+    sentence = REASONS.get(code)
+    return sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+# State: (shape in icons.svg, word, tone). Shape and word say it, the tone only helps.
+WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
+    "queued": ("queued", "Queued", "queued"),
+    "placed": ("starting", "Placed", "starting"),
+    "starting": ("starting", "Starting", "starting"),
+    "running": ("running", "Running", "running"),
+    "notice": ("ending", "Asked to stop", "ending"),
+    "stopping": ("ending", "Stopping", "ending"),
+}
+OUTCOMES: dict[str, tuple[str, str, str]] = {
+    "finished": ("ended", "Finished", "ended"),
+    "failed": ("failed", "Failed", "failed"),
+    "cancelled": ("cancelled", "Cancelled", "ended"),
+    "time_limit": ("ended", "Time limit", "ended"),
+    "idle": ("idle", "Idle", "idle"),
+    "checkpointed": ("ended", "Checkpointed", "ended"),
+    "killed_at_grace": ("failed", "Killed", "failed"),
+    "out_of_memory": ("failed", "Out of memory", "failed"),
+    "gpu_error": ("failed", "GPU error", "failed"),
+    "host_lost": ("lost", "Host lost", "failed"),
+    "lease_lost": ("lost", "Host lost", "failed"),
+    "start_failed": ("failed", "Could not start", "failed"),
+    "drained": ("cancelled", "Drained", "ended"),
+}
+
+
+def state_word(workload: Workload) -> tuple[str, str, str]:
+    """(shape, word, tone) of a workload: its state, or once it has ended how it ended."""
+    if workload.state == "queued" and workload.attempt:
+        return ("preempted", "Waits to resume", "queued")
+    if workload.state == "ended":
+        return OUTCOMES.get(workload.outcome, ("ended", "Ended", "ended"))
+    return WORKLOAD_STATES[workload.state]
+
+
+def steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
+    """The real steps to a running workload, in order.
+
+    Each: ``word``, ``at`` (datetime or None), ``state`` (done, now or ahead), ``detail`` (text, may be empty).
+    ``run`` is the first run of the present attempt, None while it waits.
+    """
+    notebook = workload.kind == "notebook"
+    where = f"on {run.host.name}" if run else ""
+    marks: list[tuple[str, datetime | None, str]] = [
+        ("Queued", workload.queued_at, reason(workload.reason_code, workload.reason_numbers) if run is None else ""),
+        ("Placed", run.placed_at if run else None, where),
+        ("Starting", run.starting_at if run else None, run.step if run else ""),
+        ("Running", run.running_at if run else None, ""),
+    ]
+    if notebook:
+        marks.append(("Ready", run.ready_at if run else None, ""))
+    last = max((index for index, (_, at, _) in enumerate(marks) if at is not None), default=0)
+    complete = last == len(marks) - 1
+    return [
+        {
+            "word": word,
+            "at": at,
+            "state": "done" if index < last or (index == last and complete) else "now" if index == last else "ahead",
+            "detail": detail,
+        }
+        for index, (word, at, detail) in enumerate(marks)
+    ]
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+NOTICES: dict[str, Callable[[_Facts], str]] = {
+    "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
+    "resumed": lambda f: f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}.",
+    "ended": lambda f: f"{f.plain('', 'name')} ended. {reason(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
+    "preemption_notice": lambda f: f"{f.plain('', 'name')} has to make room. {reason(str(f.get('code') or ''), f.numbers, f.viewer)}",
+    "expected_start_moved": lambda f: f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}.",
+    "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
+    "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
+    "idle_warning": lambda f: f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it.",
+    "approval_wanted": lambda f: f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}.",
+    "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "approved_changed": lambda f: f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "host_trouble": lambda f: f"{f.plain('', 'host')}: {f.plain('', 'trouble')}.",
+    "budget_reached": lambda f: f"{f.plain('', 'name')} has used {f.plain('', 'percent')} % of its budget.",
+}
+
+
+def notice(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """The sentence of a Notification."""
+    sentence = NOTICES.get(kind)
+    return sentence(_Facts(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()
+
+
+def submission_what(kind: str, payload: Numbers) -> str:
+    """What was submitted, as a noun: for lists, notices and the approvals page."""
+    if kind == "quota_change":
+        limit = payload.get("borrow_limit_gpus")
+        lend = "any number" if limit is None else f"{limit}"
+        return f"a guarantee of {payload.get('guaranteed_gpus')} {payload.get('model')}, borrowing {lend} more"
+    if kind == "reservation":
+        models = " or ".join(payload.get("models") or []) or "GPUs"
+        start, end = _parsed(payload.get("start")), _parsed(payload.get("end"))
+        return f"{payload.get('units')} {payload.get('profile') or ''} {models}".replace("  ", " ") + f" from {moment(start)} to {moment(end)}"
+    return f"membership as {payload.get('role')}"
+
+
+# -- the same request elsewhere ----------------------------------------------------------------------------------------
+
+# Verb: the command of the CLI and (method, path) of the API.
+SAME: dict[str, tuple[str, str, str]] = {
+    "launch_notebook": ("notebook launch", "POST", "/api/v1/notebooks/"),
+    "submit_job": ("job run", "POST", "/api/v1/jobs/"),
+    "request_reservation": ("reservation create", "POST", "/api/v1/reservations/"),
+    "request_quota_change": ("quota request", "POST", "/api/v1/quotas/requests/"),
+    "cancel_workload": ("cancel", "POST", "/api/v1/workloads/{id}/cancel/"),
+    "extend_workload": ("extend", "POST", "/api/v1/workloads/{id}/extend/"),
+}
+
+
+def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
+    """The command that does the same as a form: options in the order given, ``command`` after ``--``; empty values are left out."""
+    parts = ["gpupool", *SAME[verb][0].split(), *([target] if target else [])]
+    for name, value in arguments.items():
+        if name == "command" or value in (None, "", [], {}, ()):
+            continue
+        option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
+        if isinstance(value, bool):
+            parts.append(option if value else f"--no-{option[2:]}")
+        elif isinstance(value, list | tuple):
+            parts += [word for item in value for word in (option, str(item))]
+        elif isinstance(value, Mapping):
+            parts += [word for key, item in value.items() for word in (option, f"{key}={item}")]
+        else:
+            parts += [option, value.isoformat() if isinstance(value, datetime) else str(value)]
+    command = arguments.get("command")
+    line = " ".join(shlex.quote(part) for part in parts)
+    return f"{line} -- {command}" if command else line
+
+
+def api_call(verb: str, arguments: Numbers, *, target: str = "", base: str = "") -> str:
+    """The same as a curl line against the API; the token comes from the environment."""
+    _, method, path = SAME[verb]
+    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in arguments.items() if value not in (None, "")}
+    url = f"{base}{path.replace('{id}', target)}"
+    return (
+        f"curl -X {method} {shlex.quote(url)} \\\n  -H \"Authorization: Bearer $GPUPOOL_TOKEN\" \\\n"
+        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    )
+
+
+_OPTIONS = {"units": "gpus", "models": "model", "max_runtime_seconds": "max-runtime", "labels_required": "label", "environment": "env"}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _parsed(value: Any) -> datetime | None:
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return value if isinstance(value, datetime) else None
