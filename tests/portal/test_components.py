@@ -178,7 +178,8 @@ def test_what_people_wrote_is_escaped_in_every_tag() -> None:
     table = {"caption": bad, "columns": [{"label": bad}], "rows": [[bad], [{"text": bad, "url": bad}]]}
     shown = drawn(
         "{% state bad %}{% team_mark team %}{% icon bad bad %}{% spark v bad %}{% bar 1 label=bad %}{% button bad %}"
-        "{% panel bad hint=bad csv=bad %}{{ bad }}{% endpanel %}{% note action=bad action_url=bad %}{{ bad }}{% endnote %}"
+        "{% panel bad hint=bad csv=bad %}{{ bad }}{% endpanel %}"
+        "{% note action=bad action_url=bad %}{{ bad }}{% endnote %}"
         '{% include "components/workload_card.html" %}{% include "components/table.html" %}'
         '{% include "components/plotly.html" with name="x" title=bad figure=figure %}',
         bad=bad,
@@ -220,7 +221,7 @@ def test_no_template_needs_an_inline_style_or_handler_or_another_host() -> None:
 
 
 def test_error_pages_need_no_context_at_all() -> None:
-    for code in (400, 403, 404, 500):
+    for code in ("400", "403", "403_csrf", "404", "429", "500"):
         shown = (ROOT / f"templates/{code}.html").read_text(encoding="utf-8")
         assert 'extends "entrance.html"' in shown
         assert "Go to my work" in Template(shown).render(Context({}))
