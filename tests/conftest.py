@@ -6,10 +6,15 @@ import datetime as dt
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
+from pytest_django.plugin import DjangoDbBlocker
 
+PROGRAM_ROLE = "gpupool_app"
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
 NEEDS = {
@@ -42,6 +47,42 @@ def _sandbox_works() -> bool:
 def refuse_to_skip_in_ci() -> None:
     """Fail where a test would have to be skipped."""
     pytest.fail("a program of the system is missing, and in CI nothing may be skipped", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Migrate as the owner, then test as the program's role, so that a missing right shows in a test."""
+    from django.db import connection
+
+    from config.roles import let_program_use_tables
+
+    with django_db_blocker.unblock():
+        as_owner = connection.settings_dict["OPTIONS"]["options"]
+        with psycopg.connect(**_address(connection.settings_dict), autocommit=True) as owner:
+            if owner.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [PROGRAM_ROLE]).fetchone() is None:
+                yield  # a server of the caller's without that role
+                return
+            let_program_use_tables(owner, PROGRAM_ROLE)
+            # Transactional tests empty the tables between them, which the program itself may never do.
+            role = sql.Identifier(PROGRAM_ROLE)
+            owner.execute(sql.SQL("GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {}").format(role))
+        _reconnect(f"{as_owner} -c role={PROGRAM_ROLE}")
+    yield
+    with django_db_blocker.unblock():
+        _reconnect(as_owner)
+
+
+def _address(settings: dict[str, object]) -> dict[str, object]:
+    names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    return {ours: settings[theirs] for ours, theirs in names.items() if settings[theirs]}
+
+
+def _reconnect(options: str) -> None:
+    from django.db import connection
+
+    connection.close()
+    connection.close_pool()  # type: ignore[attr-defined]
+    connection.settings_dict["OPTIONS"]["options"] = options
 
 
 @pytest.fixture

@@ -1,0 +1,32 @@
+"""The program's role works with rows and cannot touch the schema."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.db.utils import ProgrammingError
+
+
+@pytest.mark.django_db
+def test_tests_run_as_the_program_and_not_as_the_owner() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_user")
+        assert cursor.fetchone() == ("gpupool_app",)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "statement",
+    ["CREATE TABLE mine (id int)", "DROP TABLE portal_user", "ALTER TABLE portal_auditevent DISABLE TRIGGER ALL"],
+)
+def test_the_program_may_not_change_the_schema(statement: str) -> None:
+    with connection.cursor() as cursor, pytest.raises(ProgrammingError, match="permission denied|must be owner"):
+        cursor.execute(statement)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_transactional_tests_still_find_empty_tables() -> None:
+    from portal.models import User
+
+    assert not User.objects.exists()
+    User.objects.create(username="somebody")
