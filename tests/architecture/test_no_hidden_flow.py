@@ -68,7 +68,7 @@ def _locking(node: ast.AST) -> list[str]:
         return ["select_for_update"]
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         words = node.value.lower()
-        return [word for word in ("pg_advisory", "for update", "pg_try_advisory") if word in words and "select" in words]
+        return [lock for lock in ("pg_advisory", "for update", "pg_try_advisory") if lock in words and "select" in words]
     return []
 
 

@@ -1,0 +1,217 @@
+"""The verbs of `./run`, by their exit status and what they say."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def run(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(root / "run"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+    )
+
+
+def wait_for(condition: Any, seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def supervisor(house: ModuleType, tmp_path: Path) -> Any:
+    found = house.Supervisor(tmp_path, "http://127.0.0.1:1")
+    yield found
+    found.stop([])
+
+
+def service(house: ModuleType, folder: Path, name: str, *command: str, **more: Any) -> Any:
+    return house.Service(name, list(command), dict(os.environ), folder / f"{name}.log", **more)
+
+
+def test_an_unknown_verb_is_answered_with_the_verbs_there_are(root: Path) -> None:
+    done = run(root, "dance")
+    assert done.returncode == 2
+    assert "'dance'" in done.stderr
+    assert "demo" in done.stderr
+
+
+@pytest.mark.parametrize("port", ["0", "65535", "-1", "http", "8470.5"])
+def test_a_wrong_port_is_refused_by_name(root: Path, port: str) -> None:
+    done = run(root, "demo", f"--port={port}")
+    assert done.returncode == 2
+    assert repr(port) in done.stderr
+    assert "1 to 65534" in done.stderr
+
+
+def test_a_port_in_use_is_named_with_its_holder(root: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(root, "demo", "--state", str(tmp_path / "site"), "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} is in use by" in done.stderr
+    assert f"pid {os.getpid()}" in done.stderr
+    assert "--port N" in done.stderr
+    assert not (tmp_path / "site").exists(), "nothing is made before the ports are known to be free"
+
+
+def test_a_second_demo_says_where_the_first_runs(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "supervisor").write_text("4711 http://127.0.0.1:9")
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run(root, "demo", "--state", str(tmp_path))
+    assert done.returncode == 1
+    assert "already runs: http://127.0.0.1:9" in done.stdout
+    assert "4711" in done.stdout
+
+
+def test_fresh_removes_only_a_state_folder_of_ours(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("three years of work")
+    done = run(root, "demo", "--state", str(tmp_path), "--fresh", "--port", "61234")
+    assert done.returncode == 1
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_status_of_nothing_is_one_line_of_json(root: Path, tmp_path: Path) -> None:
+    done = run(root, "status", "--json", "--state", str(tmp_path))
+    assert done.returncode == 3
+    assert json.loads(done.stdout) == {"url": None, "services": {}}
+
+
+def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "web.log").write_text("hello\n")
+    assert run(root, "logs", "web", "--state", str(tmp_path)).stdout == "hello\n"
+    done = run(root, "logs", "wbe", "--state", str(tmp_path))
+    assert done.returncode == 1
+    assert "'wbe'" in done.stderr
+    assert "web" in done.stderr
+
+
+def test_an_unknown_benchmark_is_answered_with_those_there_are(root: Path) -> None:
+    done = run(root, "bench", "speed")
+    assert done.returncode == 1
+    assert "'speed' is no benchmark" in done.stderr
+
+
+def test_a_service_killed_with_sigkill_is_started_again(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+    sleeper = supervisor.add(service(house, tmp_path, "sleeper", "sleep", "600"))
+    first = sleeper.process.pid
+    os.kill(first, signal.SIGKILL)
+
+    def is_back() -> bool:
+        supervisor.tend()
+        return bool(sleeper.alive() and sleeper.process.pid != first)
+
+    wait_for(is_back)
+    recorded = json.loads((tmp_path / "services.json").read_text())["services"]["sleeper"]
+    assert (recorded["state"], recorded["pid"], recorded["restarts"]) == ("running", sleeper.process.pid, 1)
+
+
+def test_what_a_killed_service_left_behind_is_ended_before_it_starts_again(
+    house: ModuleType, supervisor: Any, tmp_path: Path
+) -> None:
+    script = f"sleep 600 & echo $! > {tmp_path}/child; wait"
+    parent = supervisor.add(service(house, tmp_path, "parent", "sh", "-c", script))
+    wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
+    child = int((tmp_path / "child").read_text())
+    os.kill(parent.process.pid, signal.SIGKILL)
+    wait_for(lambda: not parent.alive())
+    supervisor.tend()
+    wait_for(lambda: house.process_start(child) is None)
+
+
+def test_a_service_that_cannot_start_is_tried_ever_slower(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+    broken = supervisor.add(service(house, tmp_path, "broken", "false"))
+    pauses = []
+
+    def tried_three_times() -> bool:
+        if supervisor.tend() is None and broken.state == "waiting" and broken.pause not in pauses:
+            pauses.append(broken.pause)
+        return len(pauses) == 3
+
+    wait_for(tried_three_times)
+    assert pauses == sorted(pauses)
+    assert pauses[0] < pauses[-1]
+
+
+def test_a_one_off_is_done_when_it_succeeds(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    once = supervisor.add(service(house, tmp_path, "once", "true", once=True, on_success=mark.touch))
+    wait_for(lambda: supervisor.tend() is None and once.state == "done")
+    assert mark.exists()
+
+
+def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(house: ModuleType, tmp_path: Path) -> None:
+    ours, stranger = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        entries = {
+            "web": {"pid": ours.pid, "began": house.process_start(ours.pid)},
+            # The number of a process that ended is given to another one some day.
+            "edge": {"pid": stranger.pid, "began": "1"},
+        }
+        (tmp_path / "services.json").write_text(json.dumps({"url": "", "services": entries}))
+        house.end_leftovers(tmp_path)
+        assert ours.wait(5) != 0
+        assert stranger.poll() is None
+    finally:
+        for process in (ours, stranger):
+            process.kill()
+            process.wait()
+
+
+def test_an_agent_learns_none_of_the_servers_secrets(house: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    env = house.agent_environment()
+    assert not [name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")]
+
+
+def test_throw_away_services_of_a_killed_owner_are_swept(
+    house: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.tempfile, "tempdir", str(tmp_path))
+    left, used = tmp_path / "gpupool-test-left", tmp_path / "gpupool-test-used"
+    for place in (left, used):
+        place.mkdir()
+    server = subprocess.Popen(["sleep", "600"])
+    (left / "owner").write_text("1 not-its-start")
+    (left / "postgres.pid").write_text(f"{server.pid} {house.process_start(server.pid)}")
+    (used / "owner").write_text(f"{os.getpid()} {house.process_start(os.getpid())}")
+    house.sweep_abandoned()
+    assert server.wait(5) == -signal.SIGKILL
+    assert not left.exists()
+    assert used.exists()
+
+
+def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
+    for lock in (root / "requirements").glob("*.txt"):
+        text = lock.read_text()
+        assert "://" not in text, lock
+        assert "--index" not in text, lock
+        assert "--hash=sha256:" in text, lock
+
+
+def test_ci_may_skip_nothing(house: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(house, "SYSTEM_NEEDS", {"no-such-package": ("no-such-program",)})
+    monkeypatch.setattr(house, "install_system_packages", lambda packages, why: False)
+    with pytest.raises(house.Trouble, match="apt-get install -y no-such-package"):
+        house.ensure_system_needs()
