@@ -68,7 +68,8 @@ def _locking(node: ast.AST) -> list[str]:
         return ["select_for_update"]
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         words = node.value.lower()
-        return [lock for lock in ("pg_advisory", "for update", "pg_try_advisory") if lock in words and "select" in words]
+        locks = ("pg_advisory", "pg_try_advisory", "for update")
+        return [lock for lock in locks if lock in words and "select" in words]
     return []
 
 
