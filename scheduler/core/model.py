@@ -92,8 +92,8 @@ class Ask:
     min_compute_capability: int = 0
     nvlink: bool = False  # all units of a host in one NVLink group
     labels: frozenset[tuple[str, str]] = frozenset()  # each must be on the host
-    cpu_milli: int = 0
-    memory_mib: int = 0
+    cpu_milli: int = 0  # on each host, beside the units
+    memory_mib: int = 0  # on each host, beside the units
 
     @property
     def total_units(self) -> int:
@@ -149,6 +149,8 @@ class Queued:
     evicted_by: int | None = None  # the workload it last had to make room for
     gate: str = ""
     gate_numbers: tuple[tuple[str, Any], ...] = ()
+    # Units it was promised by evictions on its behalf, gone or not, until it starts: nobody else gets them meanwhile.
+    earmarked_units: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,8 @@ class Running:
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
     evicted_by: int | None = None  # whom it made room for last time: it may not evict that one back
-    cpu_milli: int = 0
-    memory_mib: int = 0
+    cpu_milli: int = 0  # on each of its hosts
+    memory_mib: int = 0  # on each of its hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ class Placement:
     borrowed_slots: int  # above the team's guarantee; 0 for guaranteed work
     code: str  # reasons.Code: why it could start now
     numbers: Numbers = ()
+    until: int = 0  # when it has to be over: now + its longest runtime, or its reservation's end if that is earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,8 @@ class Refusal:
     position: int | None = None  # 1 is next in its pool; None for a gated workload
     expected_start: int | None = None
     blockers: tuple[int, ...] = ()  # workloads whose end it waits for
+    # Units set aside for it: others use them only if expected to be gone by its expected start.
+    held_units: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Code(StrEnum):
     BACKING_OFF = "backing_off"
     RESERVATION_NOT_STARTED = "reservation_not_started"
     RESERVATION_OVER = "reservation_over"
+    RESERVATION_NOT_YOURS = "reservation_not_yours"
     HOST_CLOSED = "host_closed"
     # why a workload waits: its turn comes
     WAITS_FOR_UNITS = "waits_for_units"

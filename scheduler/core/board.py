@@ -1,0 +1,285 @@
+"""One pool while its plan is being made: the snapshot's facts as arrays, and on top what was decided so far.
+
+The snapshot is never changed. Units are ordered by host, GPU and id, so that an index is a stable name and the units of
+a host lie together; every choice that is otherwise equal falls to the lower index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.core.fairshare import Ledger
+from scheduler.core.model import (
+    WHOLE,
+    Ask,
+    Binding,
+    Eviction,
+    Host,
+    Placement,
+    Pool,
+    Queued,
+    Refusal,
+    Reservation,
+    Running,
+    Snapshot,
+    Unit,
+)
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def both(one: Mask, other: Mask) -> Mask:
+    """The units (or hosts) that are in both masks."""
+    mask: Mask = one & other
+    return mask
+
+
+NEVER = 1 << 60  # later than every time the planner meets
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """Units that are the same to an ask."""
+
+    memory_mib: int
+    compute_capability: int
+    model: str
+    profile: str
+    slots: int
+
+
+class Board:
+    """The working state of one pool. Only ``place``, ``evict``, ``bind``, ``keep`` and ``hold`` change it."""
+
+    def __init__(self, snapshot: Snapshot, pool: Pool, now: int) -> None:
+        self.pool, self.policy, self.now = pool, pool.policy, now
+        self.hosts: list[Host] = sorted((h for h in snapshot.hosts if h.pool == pool.id), key=lambda h: h.id)
+        self.host_index = {host.id: i for i, host in enumerate(self.hosts)}
+        self.units: list[Unit] = sorted(
+            (u for u in snapshot.units if u.host in self.host_index), key=lambda u: (u.host, u.gpu, u.id)
+        )
+        self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
+        self.running: list[Running] = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.id)
+        self.queued: list[Queued] = sorted((q for q in snapshot.queued if q.pool == pool.id), key=lambda q: q.id)
+        self.reservations: list[Reservation] = sorted(
+            (r for r in snapshot.reservations if r.pool == pool.id and r.end > now), key=lambda r: r.id
+        )
+        self.reservation_by_id = {r.id: r for r in self.reservations}
+        self.maintenance = sorted(
+            (self.host_index[m.host], m.start, m.end) for m in snapshot.maintenance if m.host in self.host_index
+        )
+        self.ledger = Ledger(pool, snapshot.quotas)
+        self._read_units()
+        self._read_holders()
+        self._read_promises()
+        self.free: Mask = self.usable & (self.holder == NOBODY) & (self.bound == 0) & (self.kept == 0)
+        self.free_slots = int(self.slots[self.free].sum())
+        self.counts: dict[int, Ints] = {
+            k: np.bincount(self.host_of[self.free & (self.kind == k)], minlength=len(self.hosts)).astype(np.int64)
+            for k in range(len(self.kinds))
+        }
+        self.placements: list[Placement] = []
+        self.evictions: list[Eviction] = []
+        self.refusals: list[Refusal] = []
+        self.bindings: list[Binding] = []
+        self.predicted: dict[int, int] = {}  # seconds the work placed by this plan is expected to run
+        self.evicted: set[int] = set()  # indices of running work told to go by this plan
+        self._read_evictable()
+        self.first_hold = NEVER
+        self.first_reserved = NEVER
+        self.first_maintenance = int(self.maintenance_from.min(initial=NEVER))
+        self.waste: list[int] | None = None  # made by fit when first needed
+        self.rank_tables: dict[int, Ints] = {}
+        self.rack_of = [dict(host.labels).get("rack", "") for host in self.hosts]
+        self.has_racks = any(self.rack_of)
+        self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
+        self._kinds_of: dict[Ask, list[int]] = {}
+
+    # -- reading the snapshot -------------------------------------------------------------------------------------
+
+    def _read_units(self) -> None:
+        kind_of = [Kind(u.memory_mib, u.compute_capability, u.model, u.profile, u.slots) for u in self.units]
+        self.kinds: list[Kind] = sorted(set(kind_of))
+        kind_index = {kind: i for i, kind in enumerate(self.kinds)}
+        gpus = sorted({u.gpu for u in self.units})
+        gpu_index = {gpu: i for i, gpu in enumerate(gpus)}
+        self.kind: Ints = np.array([kind_index[k] for k in kind_of], dtype=np.int64)
+        self.host_of: Ints = np.array([self.host_index[u.host] for u in self.units], dtype=np.int64)
+        self.gpu_of: Ints = np.array([gpu_index[u.gpu] for u in self.units], dtype=np.int64)
+        self.slots: Ints = np.array([u.slots for u in self.units], dtype=np.int64)
+        self.gpu_used: Ints = np.zeros(len(gpus), dtype=np.int64)
+        self.gpu_teams: dict[int, int] = {}  # of a time-sliced GPU: the team that has it
+        self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
+        accepts = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
+        for host, start, end in self.maintenance:
+            if start <= self.now < end:
+                accepts[host] = False
+        well = np.array([u.well for u in self.units], dtype=np.bool_)
+        self.accepts: Mask = accepts
+        self.usable: Mask = well & accepts[self.host_of] if len(self.units) else well
+        self.cpu_free: Ints = np.array([h.cpu_milli or NEVER for h in self.hosts], dtype=np.int64)
+        self.memory_free: Ints = np.array([h.memory_mib or NEVER for h in self.hosts], dtype=np.int64)
+
+    def _read_holders(self) -> None:
+        self.holder: Ints = np.full(len(self.units), NOBODY, dtype=np.int64)
+        self.units_of: list[list[int]] = []
+        for i, running in enumerate(self.running):
+            held = [self.unit_index[u] for u in running.units if u in self.unit_index]
+            self.units_of.append(held)
+            self.holder[held] = i
+            self._take(held, running.team, running.cpu_milli, running.memory_mib)
+            for unit in held:
+                slots, key = int(self.slots[unit]), (running.team, self.model_of(unit))
+                if running.reservation is None:
+                    self.ledger.held[key] += slots
+                    if running.stopping:
+                        self.ledger.leaving[key] += slots
+                self.ledger.held_by_user[running.user] += slots
+
+    def _read_promises(self) -> None:
+        self.bound: Ints = np.zeros(len(self.units), dtype=np.int64)
+        self.kept: Ints = np.zeros(len(self.units), dtype=np.int64)
+        self.reserved_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
+        self.reserved_for: Ints = np.zeros(len(self.units), dtype=np.int64)
+        self.maintenance_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
+        self.hold_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
+        for reservation in self.reservations:
+            if reservation.units:
+                self._mark_bound(reservation, [self.unit_index[u] for u in reservation.units if u in self.unit_index])
+        for host, start, _end in reversed(self.maintenance):
+            if start > self.now:
+                self.maintenance_from[self.first_unit[host] : self.first_unit[host + 1]] = start
+        for queued in self.queued:
+            for unit in queued.earmarked_units:
+                if unit in self.unit_index:
+                    self.kept[self.unit_index[unit]] = queued.id
+        self.keepers: set[int] = {queued.id for queued in self.queued if queued.earmarked_units}
+        waiting = {queued.id for queued in self.queued}
+        for i, running in enumerate(self.running):
+            if running.stopping and running.evicted_for_workload in waiting:
+                self.kept[self.units_of[i]] = running.evicted_for_workload
+                self.keepers.add(running.evicted_for_workload)
+
+    def _mark_bound(self, reservation: Reservation, units: list[int]) -> None:
+        self.bound[units] = reservation.id
+        for unit in units:
+            self.ledger.held[reservation.team, self.model_of(unit)] += int(self.slots[unit])
+
+    def _take(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
+        """Account for a holder's GPUs, CPU and memory."""
+        for host in {int(self.host_of[u]) for u in units}:
+            self.cpu_free[host] -= cpu_milli
+            self.memory_free[host] -= memory_mib
+        for unit in units:
+            gpu = int(self.gpu_of[unit])
+            self.gpu_used[gpu] += self.slots[unit]
+            if self.units[unit].profile.startswith("share"):
+                self.gpu_teams[gpu] = team
+
+    def _read_evictable(self) -> None:
+        """Cheap facts that rule out most searches for victims before they start."""
+        self.lowest_priority: dict[int, int] = {}  # team -> lowest priority of its preemptible work
+        self.someone_borrows = False
+        for i, running in enumerate(self.running):
+            if running.preemptible and not running.stopping:
+                known = self.lowest_priority.get(running.team, running.priority)
+                self.lowest_priority[running.team] = min(known, running.priority)
+                models = {self.model_of(u) for u in self.units_of[i]}
+                if any(self.ledger.excess(running.team, model) > 0 for model in models):
+                    self.someone_borrows = True
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def model_of(self, unit: int) -> str:
+        return self.units[unit].model
+
+    def kinds_for(self, ask: Ask) -> list[int]:
+        """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""
+        known = self._kinds_of.get(ask)
+        if known is None:
+            fitting = [
+                i
+                for i, kind in enumerate(self.kinds)
+                if kind.profile == ask.profile
+                and kind.memory_mib >= ask.min_memory_mib
+                and kind.compute_capability >= ask.min_compute_capability
+                and (not ask.models or kind.model in ask.models)
+            ]
+            if ask.models:
+                fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
+            known = self._kinds_of[ask] = fitting
+        return known
+
+    def label_mask(self, labels: frozenset[tuple[str, str]]) -> Mask:
+        """Which hosts carry every one of these labels."""
+        known = self._label_masks.get(labels)
+        if known is None:
+            known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
+        return known
+
+    def need_slots(self, ask: Ask, kind: int) -> int:
+        return ask.total_units * self.kinds[kind].slots
+
+    def is_shared(self, ask: Ask) -> bool:
+        return ask.profile != WHOLE and ask.profile.startswith("share")
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _leave_free(self, units: list[int]) -> None:
+        for unit in units:
+            if self.free[unit]:
+                self.free[unit] = False
+                self.free_slots -= int(self.slots[unit])
+                self.counts[int(self.kind[unit])][self.host_of[unit]] -= 1
+
+    def place(self, queued: Queued, units: list[int], placement: Placement) -> None:
+        """Start a workload on free units."""
+        self._leave_free(units)
+        self.kept[self.kept == queued.id] = 0
+        self.holder[units] = len(self.running) + len(self.placements)
+        self._take(units, queued.team, queued.ask.cpu_milli, queued.ask.memory_mib)
+        for unit in units:
+            slots = int(self.slots[unit])
+            if queued.reservation is None:
+                self.ledger.held[queued.team, self.model_of(unit)] += slots
+            self.ledger.held_by_user[queued.user] += slots
+        self.predicted[queued.id] = queued.predicted_seconds
+        self.placements.append(placement)
+
+    def evict(self, victim: int, eviction: Eviction) -> None:
+        """Tell running work to go; its units stay its own until it is gone."""
+        self.evicted.add(victim)
+        for unit in self.units_of[victim]:
+            if self.running[victim].reservation is None:
+                key = (self.running[victim].team, self.model_of(unit))
+                self.ledger.leaving[key] += int(self.slots[unit])
+        self.evictions.append(eviction)
+
+    def bind(self, reservation: Reservation, units: list[int]) -> None:
+        """Give a reservation that starts its units."""
+        self._leave_free(units)
+        self._mark_bound(reservation, units)
+        self.bindings.append(Binding(reservation.id, tuple(sorted(self.units[u].id for u in units))))
+
+    def keep(self, workload: int, units: list[int]) -> None:
+        """Earmark units for a workload that others are being evicted for."""
+        self._leave_free(units)
+        self.kept[units] = workload
+        self.keepers.add(workload)
+
+    def promise(self, reservation: Reservation, units: list[int]) -> None:
+        """Note which units a reservation still to come counts on."""
+        for unit in units:
+            if reservation.start < self.reserved_from[unit]:
+                self.reserved_from[unit], self.reserved_for[unit] = reservation.start, reservation.id
+        self.first_reserved = min(self.first_reserved, reservation.start)
+
+    def hold(self, units: list[int], start: int) -> None:
+        """Set units aside for a waiting workload that is expected to start on them at ``start``."""
+        self.hold_from[units] = np.minimum(self.hold_from[units], start)
+        self.first_hold = min(self.first_hold, start)

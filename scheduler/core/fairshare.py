@@ -1,0 +1,79 @@
+"""Who may hold how much: guarantees, borrowing, caps, and what each team has used lately.
+
+All amounts are slots (a whole GPU is ``SLOTS_PER_GPU``), per team and GPU model of one pool. A reservation counts as
+held by its team from the moment its units are bound; work inside it is not counted again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from scheduler.core.model import Pool, PoolKind, Quota, Snapshot
+
+NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """May a team hold ``need`` slots more of a model? ``borrowed`` is the part above its guarantee."""
+
+    allowed: bool
+    borrowed: int
+    held: int
+    guaranteed: int
+    limit: int
+
+
+class Ledger:
+    """What each team and user of one pool holds, and may hold, while a plan is being made."""
+
+    def __init__(self, pool: Pool, quotas: tuple[Quota, ...]) -> None:
+        self.pool = pool
+        self.guaranteed: dict[tuple[int, str], int] = {}
+        self.limit: dict[tuple[int, str], int] = {}
+        self.held: dict[tuple[int, str], int] = defaultdict(int)
+        self.leaving: dict[tuple[int, str], int] = defaultdict(int)
+        self.held_by_user: dict[int, int] = defaultdict(int)
+        for quota in quotas:
+            if quota.pool == pool.id:
+                key = (quota.team, quota.model)
+                self.guaranteed[key] = quota.guaranteed
+                self.limit[key] = NO_LIMIT if quota.borrow_limit is None else quota.guaranteed + quota.borrow_limit
+        self.teams_with_quota = {team for team, _ in self.guaranteed}
+
+    def guarantee(self, team: int, model: str) -> int:
+        """Slots the team may always have; a static pool is wholly its owner's."""
+        if self.pool.kind is PoolKind.STATIC:
+            return NO_LIMIT if team == self.pool.team else 0
+        return self.guaranteed.get((team, model), 0)
+
+    def ceiling(self, team: int, model: str, may_borrow: bool) -> int:
+        """Slots the team may hold at most: its guarantee, and what it may borrow above that."""
+        if self.pool.kind is PoolKind.STATIC or not may_borrow:
+            return self.guarantee(team, model)
+        return self.limit.get((team, model), 0)
+
+    def room(self, team: int, model: str, need: int, may_borrow: bool) -> Room:
+        held, guaranteed = self.held[team, model], self.guarantee(team, model)
+        limit = self.ceiling(team, model, may_borrow)
+        borrowed = min(need, max(0, held + need - guaranteed))
+        return Room(held + need <= limit, borrowed, held, guaranteed, limit)
+
+    def excess(self, team: int, model: str) -> int:
+        """Slots above the guarantee that are not already leaving: what others may reclaim."""
+        return self.held[team, model] - self.leaving[team, model] - self.guarantee(team, model)
+
+    def is_under_guarantee(self, team: int, model: str) -> bool:
+        return self.held[team, model] < self.guarantee(team, model)
+
+    def user_cap_left(self, user: int) -> int:
+        cap = self.pool.policy.most_slots_per_user
+        return NO_LIMIT if cap is None else cap - self.held_by_user[user]
+
+
+def shares(snapshot: Snapshot, pool: int) -> dict[int, float]:
+    """Decayed use by weight of every team in a pool: the lower, the sooner it borrows next."""
+    weight = {team.id: max(1, team.weight) for team in snapshot.teams}
+    used = {use.team: use.slot_seconds for use in snapshot.decayed_use if use.pool == pool}
+    return {team: used.get(team, 0.0) / weight[team] for team in weight}

@@ -1,0 +1,204 @@
+"""Where an ask fits: which hosts and units may serve it, and which of them is best.
+
+A place is better the less it spoils the pool for the asks the pool really gets: each host's *waste* is what is left
+idle when it is filled with asks of one size after another, weighted by how common each size is; the place whose waste
+grows least wins, then the one that leaves least free, then the lower host. ``place_ranks`` is the one function to
+replace for another rule. Slices go on the GPU used most; units of a host come from one NVLink group if they can.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.board import NEVER, NOBODY, Board, Ints, Mask, both
+from scheduler.core.model import WHOLE, Ask, Queued
+
+HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"
+NOTHING: frozenset[str] = frozenset()
+
+
+def expected_seconds(queued: Queued) -> int:
+    """How long a workload is expected to run at the longest: twice the prediction, never above its limit."""
+    return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
+
+
+def gone_after(board: Board, queued: Queued) -> int:
+    """Seconds after which a workload that starts now can be off its units: preemptible work may be told to go."""
+    policy = board.policy
+    if not queued.preemptible:
+        return queued.max_runtime_seconds
+    return min(
+        queued.max_runtime_seconds, policy.minimum_runtime_seconds + policy.notice_seconds + policy.grace_seconds
+    )
+
+
+def in_time(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:
+    """The units a workload would be off before they are promised to others; None when that is all of them.
+
+    ``ignoring`` leaves out HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is in the way.
+    """
+    checks = (
+        (HOLDS, board.hold_from, board.first_hold, expected_seconds(queued)),
+        (MAINTENANCE, board.maintenance_from, board.first_maintenance, queued.max_runtime_seconds),
+        (RESERVATIONS, board.reserved_from, board.first_reserved, gone_after(board, queued)),
+    )
+    mask: Mask | None = None
+    for name, promised_from, first, seconds in checks:
+        if name in ignoring or first >= board.now + seconds:
+            continue
+        ok = promised_from >= board.now + seconds
+        mask = ok if mask is None else both(mask, ok)
+    return mask
+
+
+def takeable(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:
+    """The units a workload may take now; None stands for every free unit (the common case, which is then cheap)."""
+    if queued.reservation is not None:
+        return both((board.bound == queued.reservation) & (board.holder == NOBODY), board.usable)
+    mask = in_time(board, queued, ignoring)
+    if queued.id in board.keepers:
+        own = (board.kept == queued.id) & (board.holder == NOBODY) & board.usable & (board.bound == 0)
+        free = board.free | own
+        return free if mask is None else both(free, mask)
+    if board.is_shared(queued.ask):
+        return both(board.free if mask is None else both(board.free, mask), own_shares(board, queued.team))
+    return None if mask is None else both(board.free, mask)
+
+
+def own_shares(board: Board, team: int) -> Mask:
+    """Units on GPUs that no other team has time-sliced work on."""
+    foreign = [gpu for gpu, holder in board.gpu_teams.items() if holder != team]
+    return ~np.isin(board.gpu_of, np.array(foreign, dtype=np.int64))
+
+
+def host_counts(board: Board, kind: int, available: Mask | None) -> Ints:
+    """How many takeable units of a kind each host has."""
+    if available is None:
+        return board.counts[kind]
+    chosen = board.host_of[available & (board.kind == kind)]
+    return np.bincount(chosen, minlength=len(board.hosts)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """CPU (thousandths) and memory (MiB) that each host has to give beside its GPUs."""
+
+    cpu_milli: Ints
+    memory_mib: Ints
+
+
+def suitable_hosts(board: Board, ask: Ask, counts: Ints, beside: Beside | None = None) -> Mask:
+    """Hosts with enough units, every label, and enough CPU and memory."""
+    mask = counts >= ask.units
+    if ask.labels:
+        mask = mask & board.label_mask(ask.labels)
+    if ask.cpu_milli:
+        mask = mask & ((board.cpu_free if beside is None else beside.cpu_milli) >= ask.cpu_milli)
+    if ask.memory_mib:
+        mask = mask & ((board.memory_free if beside is None else beside.memory_mib) >= ask.memory_mib)
+    return mask
+
+
+def choose(
+    board: Board, ask: Ask, kind: int, available: Mask | None = None, beside: Beside | None = None
+) -> list[int] | None:
+    """The best units of one kind for a whole ask, or None when they are not there.
+
+    ``available`` and ``beside`` are given to ask "what if" (somebody was gone); otherwise what is free now counts.
+    """
+    counts = host_counts(board, kind, available)
+    hosts = np.flatnonzero(suitable_hosts(board, ask, counts, beside))
+    if len(hosts) < ask.hosts:
+        return None
+    free = board.free if available is None else available
+    keys = place_ranks(board, ask, kind, counts[hosts], hosts, free)
+    if ask.hosts == 1 and not ask.nvlink:
+        return pick_on_host(board, ask, kind, int(hosts[int(np.argmin(keys))]), free)
+    chosen: list[int] = []
+    found = 0
+    for host in near_each_other(board, ask, hosts[np.argsort(keys, kind="stable")]):
+        units = pick_on_host(board, ask, kind, int(host), free)
+        if units is not None:
+            chosen += units
+            found += 1
+            if found == ask.hosts:
+                return chosen
+    return None
+
+
+def place_ranks(board: Board, ask: Ask, kind: int, counts: Ints, hosts: Ints, free: Mask) -> Ints:
+    """The rank of each candidate host, lower is better; equal ranks fall to the lower host."""
+    if ask.profile != WHOLE:
+        return -fullest_gpu(board, kind, free)[hosts] * 1024 + counts
+    ranks = board.rank_tables.get(ask.units)
+    if ranks is None or len(ranks) <= int(counts.max(initial=0)):
+        ranks = board.rank_tables[ask.units] = rank_table(waste_table(board), ask.units)
+    return ranks[counts]
+
+
+def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
+    """Per host: the most slots in use on a GPU that still has a takeable slice of this kind."""
+    chosen = np.flatnonzero(free & (board.kind == kind))
+    fullest = np.zeros(len(board.hosts), dtype=np.int64)
+    np.maximum.at(fullest, board.host_of[chosen], board.gpu_used[board.gpu_of[chosen]])
+    return fullest
+
+
+def waste_table(board: Board) -> list[int]:
+    """``table[k]``: expected idle units, in thousandths, once a host with k free ones was filled by the mix of asks."""
+    if board.waste is None:
+        mix = Counter({1: 1})  # a pool nobody asked anything of is judged by single units
+        for queued in board.queued:
+            mix[queued.ask.units] += queued.ask.hosts
+        for units in board.units_of:
+            mix.update(Counter(int(h) for h in board.host_of[units]).values())
+        largest = int(np.diff(board.first_unit).max(initial=0))
+        total = sum(mix.values())
+        board.waste = [sum(p * (k % n) for n, p in mix.items()) * 1000 // total for k in range(largest + 1)]
+    return board.waste
+
+
+def rank_table(waste: list[int], need: int) -> Ints:
+    """``table[k]``: how good it is to take ``need`` units where k are free, 0 is best."""
+    order = sorted(range(need, len(waste)), key=lambda k: (waste[k - need] - waste[k], k))
+    table = np.full(len(waste), NEVER, dtype=np.int64)
+    for rank, k in enumerate(order):
+        table[k] = rank
+    return table
+
+
+def near_each_other(board: Board, ask: Ask, hosts: Ints) -> Ints:
+    """The hosts of a gang, those of the one rack that holds it best first; ``hosts`` come best first."""
+    if ask.hosts == 1 or not board.has_racks:
+        return hosts
+    by_rack: dict[str, list[int]] = {}
+    for host in hosts:
+        by_rack.setdefault(board.rack_of[int(host)], []).append(int(host))
+    whole = [rack for rack, members in by_rack.items() if rack and len(members) >= ask.hosts]
+    if not whole:
+        return hosts
+    best = min(whole, key=lambda rank: (len(by_rack[rank]), rank))
+    return np.array(by_rack[best] + [int(h) for h in hosts if board.rack_of[int(h)] != best], dtype=np.int64)
+
+
+def pick_on_host(board: Board, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
+    """Which of a host's takeable units: in one NVLink group if there is one, slices on the fullest GPUs."""
+    first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
+    units = [first + int(i) for i in np.flatnonzero(free[first:last] & (board.kind[first:last] == kind))]
+    if len(units) < ask.units:
+        return None
+    if ask.profile != WHOLE:
+        units.sort(key=lambda u: (-int(board.gpu_used[board.gpu_of[u]]), u))
+        return units[: ask.units]
+    groups: dict[int, list[int]] = {}
+    for unit in units:
+        group = board.units[unit].nvlink_group
+        if group is not None:
+            groups.setdefault(group, []).append(unit)
+    for _, members in sorted(groups.items(), key=lambda item: (len(item[1]), item[0])):
+        if len(members) >= ask.units:
+            return members[: ask.units]
+    return None if ask.nvlink else units[: ask.units]

@@ -1,0 +1,45 @@
+"""Reservations kept: units are bound at the start, and who borrows them is told to go in time."""
+
+from __future__ import annotations
+
+from scheduler.core.board import NOBODY, Board
+from scheduler.core.model import Eviction, Reservation
+from scheduler.core.reasons import Code
+from scheduler.core.timeline import Promises, lead_seconds, numbers
+
+
+def keep_reservations(board: Board) -> Promises:
+    """Bind what starts, warn who is in the way, and note on which units those still to come count."""
+    promises = Promises(board)
+    for reservation in sorted(board.reservations, key=lambda r: (r.start, r.id)):
+        units = promises.witness.get(reservation.id)
+        if units is None:
+            continue
+        if reservation.start <= board.now and all(board.holder[u] == NOBODY and board.kept[u] == 0 for u in units):
+            board.bind(reservation, units)
+            continue
+        board.promise(reservation, units)
+        if reservation.start - lead_seconds(board) <= board.now:
+            warn_holders(board, reservation, units)
+    return promises
+
+
+def warn_holders(board: Board, reservation: Reservation, units: list[int]) -> None:
+    """Evict the preemptible work that would still be on a reservation's units when it starts."""
+    for victim in sorted({int(board.holder[u]) for u in units} - {NOBODY}):
+        running = board.running[victim]
+        ends_itself = running.until <= reservation.start
+        young = board.now < running.started + board.policy.minimum_runtime_seconds
+        if running.stopping or victim in board.evicted or not running.preemptible or ends_itself or young:
+            continue
+        board.evict(
+            victim,
+            Eviction(
+                running.id,
+                None,
+                reservation.id,
+                Code.EVICTED_FOR_RESERVATION,
+                board.now + board.policy.notice_seconds,
+                numbers(reservation=reservation.id, start=reservation.start, units=len(units)),
+            ),
+        )

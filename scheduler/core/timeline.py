@@ -1,0 +1,454 @@
+"""What is promised when: reservations, maintenance, and work that may not be evicted, on one timeline per unit.
+
+A reservation holds no particular unit until its start. To know that it can be kept, each one that is not bound yet is
+given *witness* units, first promised first served, on which nothing that must stay overlaps its window. New work is
+kept off witness units unless it can be gone in time, so a promise once made stays possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core import fit
+from scheduler.core.board import NEVER, Board, Ints, Mask
+from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
+from scheduler.core.reasons import Code
+
+WINDOW_STEP = 15 * 60
+HORIZON = 14 * 86_400
+WINDOWS_SHOWN = 3
+
+
+def numbers(**values: object) -> Numbers:
+    """What a reason is made of, sorted by name."""
+    return tuple(sorted(values.items()))
+
+
+def lead_seconds(board: Board) -> int:
+    """How long before a reservation's start those on its units are told: notice and grace."""
+    return board.policy.notice_seconds + board.policy.grace_seconds
+
+
+def must_stay_until(board: Board, running: Running) -> int:
+    """Until when a workload holds its units: its limit, or for preemptible work the soonest it could be gone."""
+    if running.stopping:
+        return running.stop_by if running.stop_by is not None else board.now + board.policy.grace_seconds
+    if not running.preemptible:
+        return max(running.until, board.now + 1)
+    soonest = max(board.now, running.started + board.policy.minimum_runtime_seconds) + lead_seconds(board)
+    return min(max(running.until, board.now + 1), soonest)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A unit is taken for ``[start, end)``; ``team`` is whose promise it is, None for maintenance."""
+
+    unit: int
+    start: int
+    end: int
+    team: int | None
+    reservation: int | None
+
+
+class Promises:
+    """Every stretch in which a unit can't be promised to a newcomer, and the witness units of each reservation."""
+
+    def __init__(self, board: Board, exclude: int | None = None) -> None:
+        self.board = board
+        self.fixed: list[Stretch] = []
+        self.witness: dict[int, list[int]] = {}  # reservation -> units; absent when it can't be kept at present
+        self._add_maintenance()
+        self._add_running(exclude)
+        self._add_reservations(exclude)
+
+    def _add_maintenance(self) -> None:
+        board = self.board
+        for host, start, end in board.maintenance:
+            for unit in range(int(board.first_unit[host]), int(board.first_unit[host + 1])):
+                self.fixed.append(Stretch(unit, start, end, None, None))
+
+    def _add_running(self, exclude: int | None) -> None:
+        for i, running in enumerate(self.board.running):
+            if running.reservation is not None and running.reservation != exclude:
+                continue  # its reservation is the promise
+            end = must_stay_until(self.board, running)
+            for unit in self.board.units_of[i]:
+                self.fixed.append(Stretch(unit, 0, end, running.team, None))
+
+    def _add_reservations(self, exclude: int | None) -> None:
+        """Bound ones where they are; the others in the order they were promised, or failing that a denser one."""
+        mine = [r for r in self.board.reservations if r.id != exclude]
+        for reservation in mine:
+            if reservation.units:
+                for unit in (self.board.unit_index[u] for u in reservation.units if u in self.board.unit_index):
+                    start = min(reservation.start, self.board.now)
+                    self.fixed.append(Stretch(unit, start, reservation.end, reservation.team, reservation.id))
+        unbound = [r for r in mine if not r.units]
+        best: tuple[int, list[Stretch], dict[int, list[int]]] | None = None
+        for order in (
+            unbound,
+            sorted(unbound, key=lambda r: (r.start, r.id)),
+            sorted(unbound, key=lambda r: (-r.ask.total_units, r.start, r.id)),
+        ):
+            attempt = self._assign(order)
+            if best is None or attempt[0] < best[0]:
+                best = attempt
+            if best[0] == 0:
+                break
+        if best is not None:
+            self.fixed, self.witness = best[1], best[2]
+        self._index()
+
+    def _assign(self, order: list[Reservation]) -> tuple[int, list[Stretch], dict[int, list[int]]]:
+        kept, self.fixed = self.fixed, list(self.fixed)
+        witness: dict[int, list[int]] = {}
+        for reservation in order:
+            self._index()
+            # When its start is nearer than notice and grace, what could be free by then is the best there is.
+            start = max(reservation.start, self.board.now + lead_seconds(self.board))
+            units = self.find(reservation.ask, min(start, reservation.end - 1), reservation.end, reservation.id)
+            if units is not None:
+                witness[reservation.id] = units
+                self.fixed += [
+                    Stretch(u, reservation.start, reservation.end, reservation.team, reservation.id) for u in units
+                ]
+        found, self.fixed = self.fixed, kept
+        return len(order) - len(witness), found, witness
+
+    def _index(self) -> None:
+        self._unit = np.array([s.unit for s in self.fixed], dtype=np.int64)
+        self._start = np.array([s.start for s in self.fixed], dtype=np.int64)
+        self._end = np.array([s.end for s in self.fixed], dtype=np.int64)
+
+    def open_units(self, start: int, end: int) -> Mask:
+        """Units that nothing promised touches in ``[start, end)``, on hosts that are open."""
+        mask = self.in_service()
+        mask[self._unit[(self._start < end) & (self._end > start)]] = False
+        return mask
+
+    def in_service(self) -> Mask:
+        """Well units of hosts that take work; a maintenance window that is on now is a stretch like any other."""
+        board = self.board
+        accepts = np.array([h.accepts for h in board.hosts], dtype=np.bool_)
+        well = np.array([u.well for u in board.units], dtype=np.bool_)
+        return well & accepts[board.host_of] if len(well) else well
+
+    def find(self, ask: Ask, start: int, end: int, reservation: int | None = None) -> list[int] | None:
+        """Units that could serve an ask for all of ``[start, end)``, those whose present holders lose least first."""
+        mask = self.open_units(start, end)
+        cost = self._cost(start, reservation)
+        for kind in self.board.kinds_for(ask):
+            units = cheapest_units(self.board, ask, kind, mask, cost)
+            if units is not None:
+                return units
+        return None
+
+    def _cost(self, start: int, reservation: int | None) -> Ints:
+        """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
+        when the start is near, the lost work of who would have to go."""
+        board = self.board
+        near = start - lead_seconds(board) <= board.now
+        cost = np.zeros(len(board.units), dtype=np.int64)
+        if not near:
+            cost[board.free] = 1
+            return cost
+        for i, running in enumerate(board.running):
+            if running.evicted_for_reservation == reservation and running.stopping:
+                continue
+            if running.stopping or running.until <= start:
+                cost[board.units_of[i]] = 1
+            else:
+                lost = board.now - max(running.started, running.checkpoint_at or 0)
+                cost[board.units_of[i]] = 2 + max(0, lost)
+        cost[board.kept != 0] += 1
+        return cost
+
+
+def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
+    """Like ``fit.choose``, by what taking each unit would cost, then tightest, then the lower host. CPU and memory are
+    checked against the whole host: who holds them now may be gone by then."""
+    counts = fit.host_counts(board, kind, mask)
+    hosts = np.flatnonzero((counts >= ask.units) & board.label_mask(ask.labels))
+    found: list[tuple[int, int, int, list[int]]] = []
+    for host in (int(h) for h in hosts):
+        whole = board.hosts[host]
+        if 0 < whole.cpu_milli < ask.cpu_milli or 0 < whole.memory_mib < ask.memory_mib:
+            continue
+        units = _cheapest_on_host(board, ask, kind, host, mask, cost)
+        if units is not None:
+            found.append((int(cost[units].sum()), int(counts[host]), host, units))
+    if len(found) < ask.hosts:
+        return None
+    found.sort()
+    return [unit for _, _, _, units in found[: ask.hosts] for unit in units]
+
+
+def _cheapest_on_host(board: Board, ask: Ask, kind: int, host: int, mask: Mask, cost: Ints) -> list[int] | None:
+    first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
+    units = [first + int(i) for i in np.flatnonzero(mask[first:last] & (board.kind[first:last] == kind))]
+    sets = [units]
+    if ask.nvlink:
+        groups = sorted({g for u in units if (g := board.units[u].nvlink_group) is not None})
+        sets = [[u for u in units if board.units[u].nvlink_group == g] for g in groups]
+    picks = [sorted(s, key=lambda u: (int(cost[u]), u))[: ask.units] for s in sets if len(s) >= ask.units]
+    return min(picks, key=lambda pick: (int(cost[pick].sum()), pick), default=None)
+
+
+# -- reservations asked for ---------------------------------------------------------------------------------------
+
+
+def guarantees_left(promises: Promises, team: int, model: str, need: int, start: int, end: int) -> tuple[bool, Numbers]:
+    """May a team be promised ``need`` slots of a model for a window without touching what others are guaranteed?
+
+    At every moment of the window: what the team would hold, plus for each other team the larger of its guarantee and
+    what it is promised already, has to fit. Within its own guarantee a team is always within its rights.
+    """
+    board = promises.board
+    own_guarantee = board.ledger.guarantee(team, model)
+    capacity = int(board.slots[promises.in_service() & _of_model(board, model)].sum())
+    stretches = [
+        s
+        for s in promises.fixed
+        if s.team is not None and s.start < end and s.end > start and board.model_of(s.unit) == model
+    ]
+    moments = sorted({start} | {s.start for s in stretches if s.start > start})
+    others = {t for (t, m) in board.ledger.guaranteed if m == model} | {s.team for s in stretches if s.team is not None}
+    for moment in moments:
+        promised: dict[int, int] = {}
+        for stretch in stretches:
+            if stretch.start <= moment < stretch.end and stretch.team is not None:
+                promised[stretch.team] = promised.get(stretch.team, 0) + int(board.slots[stretch.unit])
+        own = promised.get(team, 0) + need
+        rest = sum(max(board.ledger.guarantee(t, model), promised.get(t, 0)) for t in others if t != team)
+        if own > own_guarantee and own + rest > capacity:
+            left = max(0, own_guarantee - promised.get(team, 0), capacity - rest - promised.get(team, 0))
+            return False, numbers(
+                at=moment, capacity=capacity, guaranteed=own_guarantee, left=left, model=model, need=need, others=rest
+            )
+    return True, ()
+
+
+def _of_model(board: Board, model: str) -> Mask:
+    return np.array([unit.model == model for unit in board.units], dtype=np.bool_)
+
+
+def _judge(
+    promises: Promises, ask: Ask, team: int, start: int, end: int, may_exceed_guarantee: bool
+) -> tuple[str, Numbers]:
+    """The code and numbers of why a window does not fit; an empty code when it does."""
+    board = promises.board
+    mask = promises.open_units(start, end)
+    cost = promises._cost(start, None)
+    eaten: tuple[str, Numbers] | None = None
+    for kind in board.kinds_for(ask):
+        if cheapest_units(board, ask, kind, mask, cost) is None:
+            continue
+        if may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+            return "", ()
+        model = board.kinds[kind].model
+        ok, why = guarantees_left(promises, team, model, board.need_slots(ask, kind), start, end)
+        if ok:
+            return "", ()
+        eaten = eaten or (Code.WINDOW_EATS_GUARANTEES, why)
+    if eaten is not None:
+        return eaten
+    fitting = np.isin(board.kind, np.array(board.kinds_for(ask), dtype=np.int64))
+    return Code.WINDOW_FULL, numbers(
+        free=int((mask & fitting).sum()), hosts=ask.hosts, need=ask.total_units, total=int(fitting.sum())
+    )
+
+
+def never_fits(board: Board, ask: Ask, team: int) -> tuple[str, Numbers] | None:
+    """Why an ask could not be served even by an empty pool, or None."""
+    if board.pool.kind is PoolKind.STATIC and board.pool.team != team:
+        return Code.NOT_YOUR_POOL, numbers(owner=board.pool.team, pool=board.pool.id)
+    kinds = board.kinds_for(ask)
+    if not kinds:
+        return Code.NO_SUCH_HARDWARE, numbers(
+            min_compute_capability=ask.min_compute_capability,
+            min_memory_mib=ask.min_memory_mib,
+            models=list(ask.models),
+            profile=ask.profile,
+        )
+    everything = np.ones(len(board.units), dtype=np.bool_)
+    nothing = np.zeros(len(board.units), dtype=np.int64)
+    if all(cheapest_units(board, ask, kind, everything, nothing) is None for kind in kinds):
+        largest = max(int(fit.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
+        hosts = int(board.label_mask(ask.labels).sum())
+        return Code.TOO_BIG_FOR_ANY_HOST, numbers(
+            hosts=ask.hosts, hosts_with_labels=hosts, largest=largest, units=ask.units
+        )
+    return None
+
+
+def window_answer(
+    snapshot: Snapshot,
+    ask: Ask,
+    team: int,
+    pool: int,
+    project: int,
+    start: int,
+    end: int,
+    now: int,
+    exclude_reservation: int | None = None,
+    may_exceed_guarantee: bool = False,
+    horizon: int = HORIZON,
+) -> WindowAnswer:
+    """Would a reservation of ``ask`` for ``[start, end)`` keep every promise made so far?
+
+    Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
+    guarantees of other teams unless ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
+    windows of the same length, at quarter hours from ``now`` to ``now + horizon``, that do. ``exclude_reservation`` is
+    one that is being moved. ``project`` says for whom; nothing depends on it yet.
+    """
+    owner = next((p for p in snapshot.pools if p.id == pool), None)
+    if owner is None:
+        return WindowAnswer(False, Code.NOT_YOUR_POOL, numbers(pool=pool))
+    board = Board(snapshot, owner, now)
+    impossible = never_fits(board, ask, team)
+    if impossible is None and owner.kind is PoolKind.DYNAMIC and team not in board.ledger.teams_with_quota:
+        impossible = Code.NO_QUOTA, numbers(pool=pool, team=team)
+    if impossible is not None:
+        return WindowAnswer(False, *impossible)
+    promises = Promises(board, exclude_reservation)
+    code, why = _judge(promises, ask, team, start, end, may_exceed_guarantee)
+    if not code:
+        return WindowAnswer(True)
+    windows: list[Window] = []
+    at = -(-now // WINDOW_STEP) * WINDOW_STEP
+    while at <= now + horizon and len(windows) < WINDOWS_SHOWN:
+        if not _judge(promises, ask, team, at, at + end - start, may_exceed_guarantee)[0]:
+            windows.append(Window(at, at + end - start))
+        at += WINDOW_STEP
+    return WindowAnswer(False, code, why, tuple(windows))
+
+
+def free_units(
+    snapshot: Snapshot, pool: int, model: str, profile: str, start: int, end: int, step: int, now: int
+) -> list[tuple[int, int]]:
+    """For the calendar: (time, units of a model that could still be promised for all of ``[time, time + step)``)."""
+    owner = next(p for p in snapshot.pools if p.id == pool)
+    board = Board(snapshot, owner, now)
+    promises = Promises(board)
+    wanted = np.array([u.model == model and u.profile == profile for u in board.units], dtype=np.bool_)
+    return [(at, int((promises.open_units(at, at + step) & wanted).sum())) for at in range(start, end, step)]
+
+
+# -- when waiting work may expect to start --------------------------------------------------------------------------
+
+MOMENTS = 96  # a forecast's grid: finer is slower, and predictions are no better than that
+
+
+def expected_end(running: Running, now: int) -> int:
+    """When a workload is expected to be gone: its prediction, doubled whenever it is overrun, at most its limit."""
+    if running.stopping:
+        return max(now + 1, running.stop_by or now + 1)
+    if running.predicted_until > now:
+        return running.predicted_until
+    return max(now + 1, min(running.until, now + (now - running.started)))
+
+
+class Forecast:
+    """How many units of each kind every host is expected to have at each moment to come, as plans fill them up.
+
+    Freeing times are rounded up to the grid and taking times down, so coarseness never promises too early a start.
+    """
+
+    def __init__(self, board: Board, promises: Promises) -> None:
+        self.board, self.promises = board, promises
+        self.free_at = self._free_at()
+        ends = {s.end for s in promises.fixed} | {s.start for s in promises.fixed}
+        moments = sorted({int(t) for t in self.free_at if t < NEVER} | {t for t in ends if t > board.now} | {board.now})
+        if len(moments) > MOMENTS:
+            moments = [moments[(i * (len(moments) - 1)) // (MOMENTS - 1)] for i in range(MOMENTS)]
+        self.moments = np.array(sorted(set(moments)), dtype=np.int64)
+        self.profiles: dict[int, Ints] = {}
+
+    def _free_at(self) -> Ints:
+        """When each unit is expected to be given back by who holds it now."""
+        board = self.board
+        free_at = np.where(board.usable, board.now, NEVER).astype(np.int64)
+        for host, start, end in board.maintenance:
+            if start <= board.now < end and board.hosts[host].accepts:
+                free_at[board.first_unit[host] : board.first_unit[host + 1]] = end
+        for i, running in enumerate(board.running):
+            end = expected_end(running, board.now)
+            if i in board.evicted:
+                end = min(end, board.now + lead_seconds(board))
+            free_at[board.units_of[i]] = np.maximum(free_at[board.units_of[i]], end)
+        for i, placement in enumerate(board.placements):
+            units = np.flatnonzero(board.holder == len(board.running) + i)
+            free_at[units] = board.now + board.predicted[placement.workload]
+        for reservation in board.reservations:
+            free_at[board.bound == reservation.id] = reservation.end
+        return free_at
+
+    def _at_or_after(self, time: int) -> int:
+        return int(np.searchsorted(self.moments, time, side="left"))
+
+    def _at_or_before(self, time: int) -> int:
+        return max(0, int(np.searchsorted(self.moments, time, side="right")) - 1)
+
+    def profile(self, kind: int) -> Ints:
+        """``[moment, host]``: units of a kind expected to be free."""
+        known = self.profiles.get(kind)
+        if known is None:
+            known = self.profiles[kind] = self._profile(kind)
+        return known
+
+    def _profile(self, kind: int) -> Ints:
+        board = self.board
+        change = np.zeros((len(self.moments) + 1, len(board.hosts)), dtype=np.int64)
+        mine = np.flatnonzero((board.kind == kind) & (self.free_at < NEVER) & (board.kept == 0))
+        np.add.at(change, (np.searchsorted(self.moments, self.free_at[mine]), board.host_of[mine]), 1)
+        profile: Ints = np.cumsum(change, axis=0)[:-1]
+        for stretch in self.promises.fixed:  # a promise to come takes its unit while it lasts
+            if stretch.team is not None and stretch.reservation is None:
+                continue  # running work: free_at knows better when it is expected to end
+            start = max(stretch.start, int(self.free_at[stretch.unit]))
+            if board.kind[stretch.unit] == kind and board.kept[stretch.unit] == 0 and start < stretch.end:
+                self._take(profile, int(board.host_of[stretch.unit]), 1, start, stretch.end)
+        return profile
+
+    def _take(self, profile: Ints, host: int, units: int, start: int, end: int) -> None:
+        profile[self._at_or_before(start) : self._at_or_after(end), host] -= units
+
+    def note_placed(self, units: list[int], seconds: int) -> None:
+        """Work that was started after the forecast was made."""
+        for unit in units:
+            kind = int(self.board.kind[unit])
+            if kind in self.profiles:
+                until = self.board.now + seconds
+                self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, self.board.now, until)
+            self.free_at[unit] = self.board.now + seconds
+
+    def note_kept(self, units: list[int]) -> None:
+        """Units earmarked for work that starts soon: gone from the forecast."""
+        for unit in units:
+            kind = int(self.board.kind[unit])
+            if kind in self.profiles and self.free_at[unit] < NEVER:
+                self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, int(self.free_at[unit]), NEVER)
+
+    def earliest(self, ask: Ask, kind: int, seconds: int, not_before: int) -> tuple[int, list[int]] | None:
+        """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts."""
+        profile = self.profile(kind)
+        labels = self.board.label_mask(ask.labels)
+        possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
+        for i in np.flatnonzero(possible):
+            moment = int(self.moments[i])
+            if moment < not_before:
+                continue
+            last = max(int(i) + 1, self._at_or_after(moment + seconds))
+            lowest = profile[int(i) : last].min(axis=0)
+            hosts = np.flatnonzero((lowest >= ask.units) & labels)
+            if len(hosts) >= ask.hosts:
+                tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]
+                return moment, [int(h) for h in tightest]
+        return None
+
+    def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:
+        """Count waiting work in, so that what comes after it is expected later."""
+        for host in hosts:
+            self._take(self.profiles[kind], host, units, start, start + seconds)
