@@ -17,8 +17,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
-LONGEST_TASK = 55  # seconds, then the worker process is killed and replaced
-VISIBILITY = 120  # seconds until the broker hands an unacknowledged task to another worker
+LONGEST_TASK = 50  # seconds, then the worker process is killed and replaced
+VISIBILITY = 60  # seconds until the broker hands an unacknowledged task to another worker
 
 
 class Tick(Task):  # type: ignore[misc]
@@ -57,7 +57,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     task_acks_on_failure_or_timeout=True,
     task_time_limit=LONGEST_TASK,
-    task_soft_time_limit=LONGEST_TASK - 10,
+    task_soft_time_limit=LONGEST_TASK - 15,
     task_serializer="json",
     accept_content=["json"],
     task_create_missing_queues=False,
