@@ -1,0 +1,78 @@
+"""How much each workspace is used, for the idle rule (portal.tasks.idle_cull): kept in Redis, gone when the edge is.
+
+``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input", "at"}``: WebSockets open at ``at``; and
+when the last request, and the last message from the browser over a WebSocket, came (seconds since the epoch, null for never). An
+open page asks for its kernels every few seconds, so ``last_request`` says that a page is open, ``last_input`` that somebody works.
+Written every WRITE_SECONDS while sockets are open or requests come: ``sockets`` of an ``at`` that is older than three times that
+speaks of an edge that is gone. Without a key nobody was there for KEPT_SECONDS, or Redis has been flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from portal.edge import metrics
+from portal.edge.bus import Bus
+
+WRITE_SECONDS = 5.0
+KEPT_SECONDS = 3600
+KEY = "gpupool:workspace:"
+
+
+@dataclass
+class Use:
+    sockets: int = 0
+    last_request: float | None = None
+    last_input: float | None = None
+
+
+class Activity:
+    """Counts in memory, writes now and then."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._uses: dict[str, Use] = {}
+        self._changed: set[str] = set()
+
+    def request(self, run: str) -> None:
+        """A request of a browser came."""
+        self._of(run).last_request = time.time()
+
+    def input(self, run: str) -> None:
+        """A message from a browser came over a WebSocket."""
+        self._of(run).last_input = time.time()
+
+    @contextmanager
+    def socket(self, run: str) -> Iterator[None]:
+        """A WebSocket is open meanwhile."""
+        self._of(run).sockets += 1
+        metrics.SOCKETS.inc()
+        try:
+            yield
+        finally:
+            self._of(run).sockets -= 1
+            metrics.SOCKETS.dec()
+
+    def _of(self, run: str) -> Use:
+        self._changed.add(run)
+        return self._uses.setdefault(run, Use())
+
+    async def write(self) -> None:
+        """Run for the life of the process."""
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await self.write_once()
+
+    async def write_once(self) -> None:
+        """Write what changed or is in use, and forget what is neither."""
+        changed, self._changed = self._changed, set()
+        for run, use in list(self._uses.items()):
+            if run in changed or use.sockets:
+                await self._bus.keep(KEY + run, json.dumps({**asdict(use), "at": time.time()}), KEPT_SECONDS)
+            elif use.last_request is not None and time.time() - use.last_request > KEPT_SECONDS:
+                del self._uses[run]

@@ -1,0 +1,354 @@
+"""Agents' connections: joining, the sync of desired and observed state, and the streams that carry workspace bytes.
+
+The host is known from the credential alone. Each connection has one reader, which handles a frame before it reads the next (so
+an agent that floods is slowed by its own socket), and one sender, which always sends the newest desired state (so an agent
+that reads slowly gets fewer, never stale ones, and holds up nobody else).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+from django.db import DatabaseError
+from django.utils import timezone
+
+from agent.protocol import (
+    FRAMES_UP,
+    Desired,
+    Health,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    ProtocolError,
+    Refused,
+    SampleBatch,
+    decode,
+    encode,
+    parse,
+)
+from portal.edge import hosts, metrics
+from portal.edge.bus import Bus
+from portal.edge.hosts import KnownHost, Unwelcome
+from portal.edge.streams import StreamPool
+from portal.edge.threads import Threads
+from scheduler.nudge import HOSTS
+
+log = structlog.get_logger(__name__)
+
+LARGEST_FRAME = 8 * 1024 * 1024
+LARGEST_JOIN = 16 * 1024
+FRAMES_PER_SECOND = 100.0
+BURST = 300.0
+PING_SECONDS = 10.0
+SILENT_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
+PROBE_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
+SEND_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
+
+REFUSED = 4403  # WebSocket close codes of our own
+BAD_FRAME = 4400
+
+
+@dataclass(eq=False)
+class Connection:
+    """One agent's sync connection."""
+
+    host: KnownHost
+    credentials: list[str]  # newest first: a renewed one counts from when it was sent
+    socket: web.WebSocketResponse
+    heard: float = field(default_factory=time.monotonic)
+    due: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be sent
+    desired: Desired | None = None  # computed and not yet sent
+    allowance: float = BURST
+    allowance_at: float = field(default_factory=time.monotonic)
+    run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    notebooks: int = 0
+
+    async def refuse(self, reason: str, *, retry: bool, code: int = REFUSED) -> None:
+        """Say no in words, then close."""
+        metrics.REFUSED.inc()
+        log.warning("agent refused", host=self.host.name, reason=reason)
+        with contextlib.suppress(ConnectionError):
+            await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry)))
+            await self.socket.close(code=code, message=reason.encode()[:120])
+
+    async def pace(self) -> None:
+        """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
+        clock = time.monotonic()
+        self.allowance = min(BURST, self.allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND)
+        self.allowance_at = clock
+        self.allowance -= 1
+        if self.allowance < 0:
+            metrics.THROTTLED.inc()
+            await asyncio.sleep(-self.allowance / FRAMES_PER_SECOND)
+
+
+class Agents:
+    """Every agent connected to this process."""
+
+    def __init__(self, threads: Threads, bus: Bus, runs_changed: Callable[[], None]) -> None:
+        self._threads = threads
+        self._bus = bus
+        self._runs_changed = runs_changed
+        self._connections: dict[int, Connection] = {}
+        self._taking_over: dict[int, asyncio.Lock] = {}
+        self.streams = StreamPool(self._wake)
+        bus.on_host(self._wake)
+        bus.after_gap(self._wake_all)
+
+    def routes(self) -> list[web.RouteDef]:
+        """What the edge answers to agents."""
+        return [
+            web.post("/agent/v1/join", self.join),
+            web.get("/agent/v1/sync", self.sync),
+            web.get("/agent/v1/stream", self.stream),
+        ]
+
+    def is_connected(self, host: int) -> bool:
+        """Whether the agent of this host speaks to this process now."""
+        return host in self._connections
+
+    async def close(self) -> None:
+        """Say goodbye to every agent; they come back by themselves."""
+        closing = [c.socket.close(code=WSCloseCode.GOING_AWAY) for c in self._connections.values()]
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    async def join(self, request: web.Request) -> web.Response:
+        """A single-use token becomes a credential."""
+        if (request.content_length or 0) > LARGEST_JOIN:
+            return _refusal(413, f"the request is longer than {LARGEST_JOIN} bytes")
+        try:
+            body = parse(JoinRequest, await request.json())
+        except (ValueError, UnicodeDecodeError) as error:  # ProtocolError is one
+            return _refusal(400, f"join: {error}")
+        try:
+            answer = await self._threads.run(hosts.join, body, timezone.now())
+        except Unwelcome as error:
+            return _refusal(403, str(error))
+        return web.json_response(dataclasses.asdict(answer))
+
+    # -- sync ----------------------------------------------------------------------------------------------------------
+
+    async def sync(self, request: web.Request) -> web.StreamResponse:
+        """The one connection over which an agent says what is and hears what should be."""
+        return await self._with_host(request, LARGEST_FRAME, False, self._talk)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """One of the connections over which workspace bytes travel."""
+
+        async def serve(connection: Connection) -> None:
+            await self.streams.serve(connection.host.id, connection.socket)
+
+        return await self._with_host(request, 1024 * 1024, True, serve)
+
+    async def _with_host(
+        self, request: web.Request, largest: int, autoping: bool, serve: Callable[[Connection], Awaitable[None]]
+    ) -> web.StreamResponse:
+        credential = _bearer(request)
+        if credential is None:
+            return _refusal(401, "send the host's credential as Authorization: Bearer ...")
+        socket = web.WebSocketResponse(
+            max_msg_size=largest, autoping=autoping, heartbeat=20.0 if autoping else None, compress=False, timeout=2.0
+        )
+        if not socket.can_prepare(request).ok:
+            return _refusal(400, "this address speaks WebSocket only")
+        try:
+            host = await self._threads.run(hosts.authenticate, credential, timezone.now())
+        except Unwelcome as error:
+            return _refusal(401, str(error), retry=error.retry)
+        await socket.prepare(request)
+        await serve(Connection(host=host, credentials=[credential], socket=socket))
+        return socket
+
+    async def _talk(self, connection: Connection) -> None:
+        host = connection.host.id
+        if not await self._take_the_place(connection):
+            await connection.refuse(f"another agent is connected as {connection.host.name}", retry=True)
+            return
+        metrics.AGENTS.inc()
+        sender = asyncio.create_task(self._send(connection))
+        reader = asyncio.create_task(self._read(connection))
+        try:
+            await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            metrics.AGENTS.dec()
+            if self._connections.get(host) is connection:
+                del self._connections[host]
+            await _end(sender, reader)
+            await connection.socket.close()
+
+    async def _take_the_place(self, connection: Connection) -> bool:
+        """True when this is now the host's only connection; False when an earlier one proved that it is alive."""
+        host = connection.host.id
+        async with self._taking_over.setdefault(host, asyncio.Lock()):
+            earlier = self._connections.get(host)
+            if earlier is not None and await _is_alive(earlier):
+                return False
+            self._connections[host] = connection
+        if earlier is not None:
+            log.info("a dead connection is replaced", host=connection.host.name)
+            with contextlib.suppress(ConnectionError):
+                await earlier.socket.close(code=WSCloseCode.GOING_AWAY)
+        return True
+
+    async def _read(self, connection: Connection) -> None:
+        async for message in connection.socket:
+            connection.heard = time.monotonic()
+            if message.type is WSMsgType.PING:
+                await connection.socket.pong(message.data)
+            elif message.type is WSMsgType.TEXT:
+                await connection.pace()
+                if not await self._handle(connection, message.data):
+                    return
+            elif message.type is WSMsgType.BINARY:
+                await connection.refuse("frames are JSON text, this one is binary", retry=False, code=BAD_FRAME)
+                return
+        if isinstance(error := connection.socket.exception(), Exception):
+            log.info("agent's connection ended", host=connection.host.name, error=str(error))
+
+    async def _handle(self, connection: Connection, text: str) -> bool:
+        """One frame. False when the connection is over."""
+        try:
+            frame = decode(text, FRAMES_UP)
+            metrics.FRAMES.labels(frame.kind).inc()
+            await self._accept(connection, frame)
+        except ProtocolError as error:
+            await connection.refuse(str(error), retry=False, code=BAD_FRAME)
+            return False
+        except RecursionError:
+            await connection.refuse("frame: nested too deeply", retry=False, code=BAD_FRAME)
+            return False
+        except Unwelcome as error:
+            await connection.refuse(str(error), retry=error.retry)
+            return False
+        except (DatabaseError, OSError) as error:
+            # The agent keeps what it has and says it again; level-triggered frames lose nothing.
+            log.warning("a store is away", host=connection.host.name, error=str(error))
+            await connection.refuse("the server's database is away for a moment", retry=True)
+            return False
+        return True
+
+    async def _accept(self, connection: Connection, frame: Any) -> None:
+        host, now = connection.host, timezone.now()
+        if isinstance(frame, Observed):
+            with metrics.SYNC_SECONDS.time():
+                desired = await self._threads.run(hosts.sync, host, connection.credentials, frame, now)
+            self._note_runs(connection, frame)
+            self._offer(connection, desired)
+        elif isinstance(frame, SampleBatch):
+            await self._threads.run(hosts.accept_samples, host, frame, now)
+        elif isinstance(frame, LogChunk):
+            await self._threads.run(hosts.store_log, host, frame, now)
+            await self._bus.tell_pages(f"log:{frame.run}")
+        elif isinstance(frame, Health):
+            await self._threads.run(hosts.accept_health, host, frame, now)
+            await self._bus.tell_pages(HOSTS)
+
+    def _note_runs(self, connection: Connection, seen: Observed) -> None:
+        """Open workspaces are looked at again as soon as an agent reports another state of a run."""
+        states = {run.run: (run.state, run.ready) for run in seen.runs}
+        if states != connection.run_states:
+            connection.run_states = states
+            self._runs_changed()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _offer(self, connection: Connection, desired: Desired) -> None:
+        connection.desired = desired
+        connection.due.set()
+
+    async def _send(self, connection: Connection) -> None:
+        try:
+            while True:
+                if await _set_within(connection.due, PING_SECONDS):
+                    connection.due.clear()
+                    await self._send_newest(connection)
+                elif time.monotonic() - connection.heard > SILENT_SECONDS:
+                    log.info("agent fell silent", host=connection.host.name)
+                    return
+                else:
+                    await asyncio.wait_for(connection.socket.ping(), SEND_SECONDS)
+        except TimeoutError:
+            log.warning("agent reads too slowly", host=connection.host.name)
+        except ConnectionError as error:
+            log.info("agent's connection broke", host=connection.host.name, error=str(error))
+        except Unwelcome as error:
+            await connection.refuse(str(error), retry=error.retry)
+
+    async def _send_newest(self, connection: Connection) -> None:
+        desired, connection.desired = connection.desired, None
+        if desired is None:  # nudged
+            try:
+                desired = await self._threads.run(hosts.desired, connection.host, connection.credentials, timezone.now())
+            except (DatabaseError, OSError) as error:
+                log.warning("desired state not read", host=connection.host.name, error=str(error))
+                return  # the next sync brings it
+            self._runs_changed()
+        if desired.credential:
+            connection.credentials = [desired.credential, connection.credentials[0]]
+        connection.notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
+        wanted = self.streams.wanted(connection.host.id, connection.notebooks)
+        frame = encode(dataclasses.replace(desired, streams=wanted))
+        await asyncio.wait_for(connection.socket.send_str(frame), SEND_SECONDS)
+
+    # -- nudges --------------------------------------------------------------------------------------------------------
+
+    def _wake(self, host: int) -> None:
+        connection = self._connections.get(host)
+        if connection is not None:
+            connection.due.set()
+
+    def _wake_all(self) -> None:
+        for host in self._connections:
+            self._wake(host)
+
+
+async def _is_alive(connection: Connection) -> bool:
+    """Whether the other end answers a ping."""
+    asked = time.monotonic()
+    try:
+        await asyncio.wait_for(connection.socket.ping(), PROBE_SECONDS)
+    except (TimeoutError, ConnectionError):
+        return False
+    while time.monotonic() - asked < PROBE_SECONDS:
+        if connection.heard > asked:
+            return True
+        if connection.socket.closed:
+            return False
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            log.error("agent's connection failed", error=repr(outcome))
+
+
+def _bearer(request: web.Request) -> str | None:
+    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+    credential = credential.strip()
+    return credential if scheme.lower() == "bearer" and 0 < len(credential) <= 512 else None
+
+
+def _refusal(status: int, reason: str, *, retry: bool = False) -> web.Response:
+    return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)

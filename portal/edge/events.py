@@ -1,0 +1,218 @@
+"""Live events for the portal's pages: which topics may show something else now, and nothing more.
+
+``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. For each topic that changed there is one event
+whose name is the topic's kind (``queue``, ``workload``) and whose data is the topic; the page then fetches what it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import re
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import hdrs, web
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import DatabaseError
+from django.http import HttpRequest
+
+from portal import policy
+from portal.edge import metrics
+from portal.edge.access import hashed
+from portal.edge.bus import Bus
+from portal.edge.threads import Threads
+from portal.models import User
+from scheduler.models import Run, Workload
+
+MOST_TOPICS = 30
+MOST_PER_USER = 40  # pages open at once
+SHARED = re.compile(r"^[a-z][a-z_]{0,30}$")  # topics that tell nothing of anybody: queue, hosts, calendar, ...
+HEARTBEAT_SECONDS = 15.0
+COALESCE_SECONDS = 0.1
+LONGEST_SECONDS = 300.0  # then the browser connects anew, and its rights are looked at anew
+SEND_SECONDS = 10.0
+AGAIN_AFTER_MS = 2000
+
+
+class NotListening(Exception):
+    """Nobody is signed in, or a topic is not theirs."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class Listener:
+    user: int
+    session: str  # hash of the portal session
+    topics: frozenset[str]
+    changed: set[str] = field(default_factory=set)
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+
+    def tell(self, topic: str) -> None:
+        """Note one change; ten before the page has taken the first are one."""
+        self.changed.add(topic)
+        self.due.set()
+
+
+class Events:
+    """All pages that listen at this process."""
+
+    def __init__(self, threads: Threads, bus: Bus) -> None:
+        self._threads = threads
+        self._by_topic: dict[str, set[Listener]] = defaultdict(set)
+        self._by_user: dict[int, set[Listener]] = defaultdict(set)
+        bus.on_page(self._changed)
+        bus.on_access(self._ended)
+        bus.after_gap(self._all_changed)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """One page's live events."""
+        headers = {"Vary": "Origin", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        origins = request.headers.getall(hdrs.ORIGIN, [])
+        if origins:
+            if origins != [settings.GPUPOOL_PORTAL_URL]:
+                return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+            headers |= {"Access-Control-Allow-Origin": origins[0], "Access-Control-Allow-Credentials": "true"}
+        elif request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+        key = request.cookies.get(settings.SESSION_COOKIE_NAME, "")
+        try:
+            wanted = wanted_topics(request.query.getall("topics", []))
+            user, topics = await self._threads.run(who_listens, key, wanted)
+        except NotListening as error:
+            return web.json_response({"detail": str(error)}, status=error.status, headers=headers)
+        except DatabaseError:
+            return web.json_response({"detail": "the database is away for a moment"}, status=503, headers=headers)
+        if len(self._by_user[user]) >= MOST_PER_USER:
+            return web.json_response({"detail": f"{MOST_PER_USER} pages listen already"}, status=429, headers=headers)
+        return await self._serve(request, Listener(user, hashed(key), topics), headers)
+
+    async def _serve(self, request: web.Request, listener: Listener, headers: dict[str, str]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8"})
+        with self._listening(listener):
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await _send(response, f"retry: {AGAIN_AFTER_MS}\n: listening to {len(listener.topics)} topics\n\n")
+                await self._stream(response, listener)
+        return response
+
+    async def _stream(self, response: web.StreamResponse, listener: Listener) -> None:
+        end = asyncio.get_running_loop().time() + LONGEST_SECONDS
+        while not listener.over and asyncio.get_running_loop().time() < end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await listener.due.wait()
+            await asyncio.sleep(COALESCE_SECONDS if listener.due.is_set() and not listener.over else 0)
+            listener.due.clear()
+            changed, listener.changed = listener.changed, set()
+            text = "".join(f"event: {topic.partition(':')[0]}\ndata: {topic}\n\n" for topic in sorted(changed))
+            await _send(response, text or ": still here\n\n")
+
+    @contextlib.contextmanager
+    def _listening(self, listener: Listener) -> Any:
+        for topic in listener.topics:
+            self._by_topic[topic].add(listener)
+        self._by_user[listener.user].add(listener)
+        metrics.LISTENERS.inc()
+        try:
+            yield
+        finally:
+            metrics.LISTENERS.dec()
+            _discard(self._by_user, listener.user, listener)
+            for topic in listener.topics:
+                _discard(self._by_topic, topic, listener)
+
+    def _changed(self, topic: str) -> None:
+        for listener in self._by_topic.get(topic, ()):
+            listener.tell(topic)
+
+    def _all_changed(self) -> None:
+        for topic in list(self._by_topic):
+            self._changed(topic)
+
+    def _ended(self, session: str) -> None:
+        for listeners in self._by_user.values():
+            for listener in listeners:
+                if listener.session == session:
+                    listener.over = True
+                    listener.due.set()
+
+    def close(self) -> None:
+        """End every stream; browsers come back by themselves."""
+        for listeners in self._by_user.values():
+            for listener in listeners:
+                listener.over = True
+                listener.due.set()
+
+
+async def _send(response: web.StreamResponse, text: str) -> None:
+    # A page that does not take an event in time is cut: it connects anew and fetches what it shows.
+    async with asyncio.timeout(SEND_SECONDS):
+        await response.write(text.encode())
+
+
+def _discard(table: dict[Any, set[Listener]], key: Any, listener: Listener) -> None:
+    table[key].discard(listener)
+    if not table[key]:
+        del table[key]
+
+
+def wanted_topics(given: list[str]) -> list[str]:
+    """The topics of a query: commas or several ``topics``. Raises NotListening."""
+    topics = list(dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip()))
+    if not 1 <= len(topics) <= MOST_TOPICS:
+        raise NotListening(400, f"topics: {len(topics)} given; allowed: 1 to {MOST_TOPICS}")
+    return topics
+
+
+def who_listens(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
+    """The signed-in user and the topics, all of which that user may know about. Raises NotListening."""
+    user = user_of(session_key)
+    if user is None:
+        raise NotListening(401, "sign in to the portal first")
+    for topic in topics:
+        if not may_listen(user, topic):
+            raise NotListening(404, f"topics: {topic[:100]!r} is not a topic, or not yours to see")
+    return user.pk, frozenset(topics)
+
+
+def user_of(session_key: str) -> User | None:
+    """Whose portal session this is, if it is one."""
+    if not session_key or len(session_key) > 100 or "\0" in session_key:
+        return None
+    request = HttpRequest()
+    request.session = importlib.import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) and user.is_active else None
+
+
+def may_listen(user: User, topic: str) -> bool:
+    """A topic about one thing is for those who may see that thing; the shared ones say nothing about anybody."""
+    kind, colon, name = topic.partition(":")
+    if not colon:
+        return SHARED.match(topic) is not None
+    if kind == "user":
+        return name == str(user.pk)
+    try:
+        public_id = uuid.UUID(name)
+    except ValueError:
+        return False
+    if kind == "workload":
+        return policy.visible_workloads(user).filter(public_id=public_id).exists()
+    if kind == "log":
+        run = Run.objects.filter(public_id=public_id).select_related("workload__project").first()
+        return run is not None and may_read_logs(user, run.workload)
+    return False
+
+
+def may_read_logs(user: User, workload: Workload) -> bool:
+    """As the policy says of the workload."""
+    return policy.may(user, "workload.logs", workload)

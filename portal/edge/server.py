@@ -1,0 +1,149 @@
+"""One process, three jobs: agents, workspaces, live events. The Host header says which: nothing is guessed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
+
+import structlog
+from aiohttp import hdrs, web
+from django.conf import settings
+from django.db import DatabaseError, connection
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from portal.edge.activity import Activity
+from portal.edge.agents import Agents
+from portal.edge.bus import Bus
+from portal.edge.doors import Doors
+from portal.edge.events import Events
+from portal.edge.threads import Threads
+from portal.edge.workspaces import Workspaces
+
+log = structlog.get_logger(__name__)
+
+AGENT_THREADS = 6  # with those for people less than the database pool of a process has connections
+PEOPLE_THREADS = 4
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LABEL = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
+
+
+class Edge:
+    """Everything that one edge process holds."""
+
+    def __init__(self) -> None:
+        self.bus = Bus(settings.REDIS_URL)
+        self.agent_threads = Threads(AGENT_THREADS, "agents")
+        self.people_threads = Threads(PEOPLE_THREADS, "people")
+        self.doors = Doors(self.people_threads, self.bus)
+        self.agents = Agents(self.agent_threads, self.bus, runs_changed=self.doors.changed)
+        self.activity = Activity(self.bus)
+        self.workspaces = Workspaces(self.people_threads, self.doors, self.agents.streams, self.activity)
+        self.events = Events(self.people_threads, self.bus)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin what runs for the life of the process."""
+        for job in (self.bus.run(), self.doors.watch(), self.activity.write()):
+            task = asyncio.create_task(job)
+            task.add_done_callback(_stop_if_it_failed)
+            self._tasks.append(task)
+
+    async def close(self) -> None:
+        """Say goodbye to everybody and give everything back."""
+        self.events.close()
+        await self.agents.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.activity.write_once()
+        await self.workspaces.close()
+        await self.bus.close()
+        self.agent_threads.close()
+        self.people_threads.close()
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """Whether this process can work: 200 with its parts, 503 when the database is away. Redis only makes it faster."""
+        try:
+            await asyncio.wait_for(self.people_threads.run(_ask_database), 5)
+        except (DatabaseError, TimeoutError):
+            return web.json_response({"database": "away", "redis": self._redis}, status=503)
+        return web.json_response({"database": "ok", "redis": self._redis})
+
+    @property
+    def _redis(self) -> str:
+        return "ok" if self.bus.connected else "away"
+
+
+def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a part of the edge failed, the process ends", error=repr(task.exception()))
+        # Started again by whoever supervises it; half an edge would look alive.
+        raise SystemExit(1)
+
+
+def _ask_database() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def application(edge: Edge, port: int) -> web.Application:
+    """What the process serves: by Host header either the portal's side of the edge, or one workspace."""
+    own = own_names(port)
+    domain = "." + settings.GPUPOOL_NOTEBOOK_DOMAIN
+
+    @web.middleware
+    async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        names = request.headers.getall(hdrs.HOST, [])
+        name = names[0].lower() if len(names) == 1 else ""
+        if name in own:
+            return await handler(request)
+        label = name.removesuffix(domain)
+        if label != name and LABEL.match(label):
+            return await edge.workspaces.handle(request, label)
+        return web.json_response({"detail": "this host name is not served here"}, status=421)
+
+    app = web.Application(middlewares=[by_host], client_max_size=64 * 1024)
+    app.add_routes(edge.agents.routes())
+    app.add_routes([web.get("/events", edge.events.handle), web.get("/healthz", edge.healthz)])
+    return app
+
+
+def own_names(port: int) -> frozenset[str]:
+    """Host headers that mean the edge itself: its public name, the portal's where one proxy serves both, and loopback."""
+    public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
+    return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))
+
+
+@contextlib.asynccontextmanager
+async def serving(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[Edge]:
+    """A running edge on this address. ``metrics_port`` 0: no metrics."""
+    edge = Edge()
+    runner = web.AppRunner(application(edge, port), handler_cancellation=True, access_log=None, shutdown_timeout=3.0)
+    await runner.setup()
+    counters: web.AppRunner | None = None
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        if metrics_port:
+            counters = await _serve_metrics(metrics_port)
+        edge.start()
+        yield edge
+    finally:
+        await edge.close()
+        await runner.cleanup()
+        if counters is not None:
+            await counters.cleanup()
+
+
+async def _serve_metrics(port: int) -> web.AppRunner:
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", show)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner

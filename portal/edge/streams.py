@@ -1,0 +1,247 @@
+"""Workspace bytes travel over connections that the host's agent dialled. This module keeps the idle ones of each host,
+and turns one into what asyncio calls a transport, so that an ordinary HTTP client can speak through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import ClientConnectorError, WSCloseCode, WSMsgType, web
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import BaseConnector
+
+from agent.protocol import Refused, StreamOpen, encode
+
+MOST_IDLE = 64  # per host
+LARGEST_PIECE = 64 * 1024  # bytes in one frame
+HIGH_WATER = 256 * 1024  # bytes not yet sent at which the writer is asked to pause
+KEPT_READY = 6  # a browser opens six connections at once
+OPEN_SECONDS = 10.0
+
+
+class NoStream(Exception):
+    """The host's agent gave no connection in time."""
+
+
+class Stream(asyncio.Transport):
+    """One connection that an agent dialled: idle at first, then the bytes of one connection to one run's socket.
+
+    Written bytes wait here until the agent takes them, and the writer is paused above HIGH_WATER; a reader that is paused
+    stops the reading of frames, so a slow end on either side slows only its own connection.
+    """
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        super().__init__()
+        self._socket = socket
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._unsent = bytearray()
+        self._writer_paused = False
+        self._to_send = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._closing = False
+        self._told_lost = False
+
+    @property
+    def idle(self) -> bool:
+        return self._protocol is None and not self._closing
+
+    async def carry(self) -> None:
+        """Pass bytes until either side closes. Called by the handler of the agent's connection, for its whole life."""
+        sender = asyncio.create_task(self._send())
+        try:
+            await self._receive()
+        finally:
+            sender.cancel()
+            self._lost()
+
+    async def open(self, run: str) -> None:
+        """Ask the agent to connect this stream to the socket of ``run``."""
+        await self._socket.send_str(encode(StreamOpen(run=run)))
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """From now on this stream belongs to ``protocol``."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+        if self._closing:
+            self._lost()
+
+    async def _receive(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.BINARY or self._protocol is None:
+                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked")
+                return
+            self._protocol.data_received(message.data)  # type: ignore[attr-defined]
+            await self._may_read.wait()
+
+    async def _send(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await self._to_send.wait()
+                while self._unsent:
+                    piece = bytes(self._unsent[:LARGEST_PIECE])
+                    del self._unsent[: len(piece)]
+                    await self._socket.send_bytes(piece)
+                    if self._writer_paused and len(self._unsent) <= HIGH_WATER // 4:
+                        self._writer_paused = False
+                        if self._protocol is not None:
+                            self._protocol.resume_writing()
+                self._to_send.clear()
+                if self._closing:
+                    await self._socket.close()
+                    return
+
+    def _lost(self) -> None:
+        self._closing = True
+        self._may_read.set()
+        if self._protocol is not None and not self._told_lost:
+            self._told_lost = True
+            self._protocol.connection_lost(None)
+
+    # what an asyncio transport must answer
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if self._closing or not data:
+            return
+        self._unsent += data
+        self._to_send.set()
+        if len(self._unsent) > HIGH_WATER and not self._writer_paused:
+            self._writer_paused = True
+            if self._protocol is not None:
+                self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if not self._closing:
+            self._closing = True
+            self._may_read.set()
+            self._to_send.set()
+
+    def abort(self) -> None:
+        self._unsent.clear()
+        self.close()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def is_reading(self) -> bool:
+        return self._may_read.is_set() and not self._closing
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+
+class StreamPool:
+    """The idle streams of each host, and who waits for one."""
+
+    def __init__(self, ask_for_more: Callable[[int], None]) -> None:
+        self._idle: dict[int, deque[Stream]] = defaultdict(deque)
+        self._waiting: dict[int, deque[asyncio.Future[Stream]]] = defaultdict(deque)
+        self._ask_for_more = ask_for_more
+
+    def wanted(self, host: int, notebooks: int) -> int:
+        """How many idle streams the agent of ``host`` should keep ready, given how many notebooks it runs."""
+        ready = KEPT_READY if notebooks else 0
+        return min(MOST_IDLE, ready + len(self._waiting[host]))
+
+    def idle_of(self, host: int) -> int:
+        return len(self._idle[host])
+
+    async def serve(self, host: int, socket: web.WebSocketResponse) -> None:
+        """Keep one connection of an agent until it ends."""
+        if len(self._idle[host]) >= MOST_IDLE:
+            await socket.send_str(encode(Refused(f"{MOST_IDLE} idle streams of this host are enough", retry=True)))
+            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+            return
+        stream = Stream(socket)
+        self._offer(host, stream)
+        try:
+            await stream.carry()
+        finally:
+            with contextlib.suppress(ValueError):
+                self._idle[host].remove(stream)
+
+    def _offer(self, host: int, stream: Stream) -> None:
+        waiting = self._waiting[host]
+        while waiting:
+            someone = waiting.popleft()
+            if not someone.done():
+                someone.set_result(stream)
+                return
+        self._idle[host].append(stream)
+
+    async def take(self, host: int, run: str) -> Stream:
+        """An opened stream to ``run`` on ``host``, or NoStream."""
+        stream = self._pop_idle(host) or await self._wait_for_one(host)
+        try:
+            await stream.open(run)
+        except ConnectionError as error:
+            raise NoStream(f"the connection to the host broke: {error}") from None
+        return stream
+
+    def _pop_idle(self, host: int) -> Stream | None:
+        idle = self._idle[host]
+        while idle:
+            stream = idle.popleft()
+            if stream.idle:
+                return stream
+        return None
+
+    async def _wait_for_one(self, host: int) -> Stream:
+        future: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self._waiting[host].append(future)
+        self._ask_for_more(host)
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                return await self._come(host, future)
+        except TimeoutError:
+            raise NoStream(f"the host gave no connection within {OPEN_SECONDS:.0f} s") from None
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting[host].remove(future)
+
+    async def _come(self, host: int, future: asyncio.Future[Stream]) -> Stream:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._offer(host, future.result())  # it came just when nobody wanted it any more
+            raise
+
+
+class AgentConnector(BaseConnector):
+    """Lets an aiohttp client reach runs: the address ``http://<run>.<host pk>/...`` becomes a stream to that run."""
+
+    def __init__(self, pool: StreamPool) -> None:
+        super().__init__(limit=0, limit_per_host=0, keepalive_timeout=20)
+        self._pool = pool
+
+    async def _create_connection(self, req: ClientRequest, traces: list[Any], timeout: Any) -> ResponseHandler:
+        run, _, host = (req.url.raw_host or "").partition(".")
+        try:
+            stream = await self._pool.take(int(host), run)
+        except NoStream as error:
+            raise ClientConnectorError(req.connection_key, OSError(str(error))) from error
+        protocol: ResponseHandler = self._factory()
+        stream.attach(protocol)
+        return protocol
