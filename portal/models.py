@@ -131,6 +131,24 @@ class Notification(models.Model):
         indexes = [models.Index(fields=["user", "-at"])]
 
 
+class NoticeMark(models.Model):
+    """One row: facts up to this moment have been looked at for notices. Each look goes back a little before it."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    looked_until = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_notice_mark")]
+
+
+class ToldStart(models.Model):
+    """The expected start that a waiting workload's owner last knew, to tell when it moved a lot."""
+
+    workload = models.OneToOneField(Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start")
+    expected_start = models.DateTimeField()
+    at = models.DateTimeField()
+
+
 class AuditEvent(models.Model):
     """Who did what to what, before and after, and why. A trigger refuses UPDATE and DELETE."""
 

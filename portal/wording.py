@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from portal import policy
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Reservation, Run, Team, Workload
+from scheduler.models import Run, Workload
 
 Numbers = Mapping[str, Any]
 

@@ -99,7 +99,7 @@ def request_reservation(
         refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
         return _submit(actor, wish, why, now, via)
     with transaction.atomic():
-        reservation, answer = engine.confirm_reservation(owner_id=actor.pk, may_exceed_guarantee=False, now=now, **wish.columns)
+        reservation, answer = engine.confirm_reservation(owner=actor, may_exceed_guarantee=False, now=now, **wish.columns)
         refuse_unless_it_fits(answer, wish)
         audit.record(
             actor=actor, via=via, now=now, verb="request_reservation", target=reservation, why=why,

@@ -1,0 +1,148 @@
+"""Which notebooks are idle: no kernel busy, nobody connected and a quiet GPU, for as long as the pool's idle limit says.
+
+What is unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import redis
+from django.conf import settings
+
+from portal.notify import IDLE_NOTICE
+from scheduler import services as engine
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Run, Workload, WorkloadKind
+from scheduler.states import RunState, WorkloadState
+from telemetry.models import Sample
+
+QUIET_PERCENT = 5.0
+# Written by the edge, see portal/edge/activity.py.
+WORKSPACE_KEY = "gpupool:workspace:"
+
+
+class Verdict(StrEnum):
+    """What is to be done about one notebook."""
+
+    BUSY = "busy"
+    WAIT = "wait"  # idle, warned, the notice is not over
+    WARN = "warn"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What is known of a notebook. ``last`` is its last sign of life; ``quiet_since`` is None while unknown or not quiet."""
+
+    busy_kernels: int
+    connections: int
+    last: datetime
+    quiet_since: datetime | None
+
+
+def judge(activity: Activity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime) -> Verdict:
+    """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
+    if activity.busy_kernels or activity.connections or activity.quiet_since is None:
+        return Verdict.BUSY
+    if keep_until is not None and keep_until > now:
+        return Verdict.BUSY
+    idle_since = max(activity.last, activity.quiet_since, *(at for at in (keep_until,) if at is not None))
+    notice = min(IDLE_NOTICE, limit / 2)
+    if now - idle_since < limit - notice:
+        return Verdict.BUSY
+    if warned_at is None or warned_at < idle_since:
+        return Verdict.WARN
+    return Verdict.STOP if now - warned_at >= notice else Verdict.WAIT
+
+
+def cull(now: datetime) -> dict[str, int]:
+    """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
+    counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    running = Run.objects.filter(
+        state=RunState.RUNNING, rank=0, ready_at__isnull=False, workload__kind=WorkloadKind.NOTEBOOK,
+        workload__state=WorkloadState.RUNNING, workload__simulated=False,
+    )  # fmt: skip
+    for run in running.select_related("workload__pool"):
+        workload = run.workload
+        limit = timedelta(seconds=workload.pool.idle_limit_seconds)
+        activity = observe(run, now, limit)
+        verdict = judge(activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=workload.keep_until, now=now)
+        _act(workload, verdict, now)
+        counts[verdict] += 1
+    return counts
+
+
+def _act(workload: Workload, verdict: Verdict, now: datetime) -> None:
+    if verdict == Verdict.STOP:
+        engine.request_stop(workload, code=Code.IDLE, now=now)
+    elif verdict == Verdict.WARN:
+        if workload.idle_warned_at is not None:
+            engine.warn_idle(workload, at=None)
+        engine.warn_idle(workload, at=now)
+    elif verdict == Verdict.BUSY and workload.idle_warned_at is not None:
+        engine.warn_idle(workload, at=None)
+
+
+def observe(run: Run, now: datetime, limit: timedelta) -> Activity:
+    """Put together what the agent, the edge and the GPU say about a notebook's run."""
+    said = run.activity or {}
+    edge = _seen_by_edge(run)
+    signs = [run.ready_at, _moment(said.get("last_activity")), _moment(edge.get("last_request")), _moment(edge.get("last_input"))]
+    return Activity(
+        busy_kernels=_number(said.get("busy")),
+        connections=max(_number(said.get("connections")), _number(edge.get("sockets"))),
+        last=max(sign for sign in (*signs, run.placed_at) if sign is not None),
+        quiet_since=_quiet_since(run, now, limit),
+    )
+
+
+def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
+    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured."""
+    units = list(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
+    since = max(now - limit, run.placed_at)
+    quiet = since
+    for unit in units:
+        samples = Sample.objects.filter(unit_id=unit, ts__gt=since, ts__lte=now)
+        known = [
+            (ts, utilisation > QUIET_PERCENT if utilisation is not None else bool(processes))
+            for ts, utilisation, processes in samples.values_list("ts", "utilisation", "processes")
+            if utilisation is not None or processes is not None
+        ]
+        if not known:
+            return None
+        quiet = max([quiet, *(ts for ts, active in known if active)])
+    return quiet if units else None
+
+
+def _seen_by_edge(run: Run) -> dict[str, Any]:
+    """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
+    try:
+        text = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0).get(f"{WORKSPACE_KEY}{run.public_id}")
+        value = json.loads(text) if isinstance(text, bytes | str) else {}
+    except (redis.RedisError, ValueError):
+        # Redis holds hints: without them the agent's own count of connections decides.
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, list):
+        return len(value)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _moment(value: Any) -> datetime | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return datetime.fromtimestamp(value, UTC)
+    if isinstance(value, str):
+        try:
+            parsed = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return None

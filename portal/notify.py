@@ -1,0 +1,208 @@
+"""Facts into notices. Facts are rows that other parts wrote; a notice names its fact, so that looking twice tells it once.
+
+``tell(now)`` is idempotent and looks at what happened since the last look (``NoticeMark``), and a little before, since a
+transaction may commit later than the times it wrote. Mail and webhooks will read the same Notification rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+
+from portal import wording
+from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
+from scheduler import nudge
+from scheduler.models import Decision, HostStateChange, Reservation, Run, Workload
+from scheduler.states import LeaseState, RepairState, ReservationState, WorkloadState
+
+OVERLAP = timedelta(minutes=2)
+FIRST_LOOK = timedelta(hours=1)
+SOON = timedelta(minutes=15)
+MOVED_AT_LEAST = timedelta(minutes=30)
+IDLE_NOTICE = timedelta(minutes=5)  # between the warning of idleness and the stop
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something to tell some people once. ``source`` names the fact: (user, source) is unique."""
+
+    kind: str
+    source: str
+    users: tuple[int, ...]
+    numbers: dict[str, Any] = field(default_factory=dict)
+    workload: int | None = None
+    reservation: int | None = None
+    submission: int | None = None
+
+
+def tell(now: datetime) -> int:
+    """Write the notices of every fact since the last look; how many notices are new."""
+    with transaction.atomic():
+        since = _since(now)
+        facts = [fact for source in SOURCES for fact in source(since, now)]
+        rows = [
+            Notification(
+                user_id=user, kind=fact.kind, numbers=fact.numbers, workload_id=fact.workload,
+                reservation_id=fact.reservation, submission_id=fact.submission, source=fact.source, at=now,
+            )
+            for fact in facts
+            for user in dict.fromkeys(fact.users)
+        ]  # fmt: skip
+        known = set(Notification.objects.filter(source__in={row.source for row in rows}).values_list("user_id", "source"))
+        fresh = [row for row in rows if (row.user_id, row.source) not in known]
+        Notification.objects.bulk_create(fresh, ignore_conflicts=True)
+        NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
+        nudge.pages(*(topic(user) for user in sorted({row.user_id for row in fresh})))
+    return len(fresh)
+
+
+def topic(user_id: int) -> str:
+    """The live topic of one user's notices."""
+    return f"notices:{user_id}"
+
+
+def _since(now: datetime) -> datetime:
+    mark = NoticeMark.objects.filter(pk=1).first()
+    return (mark.looked_until if mark else now - FIRST_LOOK) - OVERLAP
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
+    runs = Run.objects.filter(running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False)
+    for run in runs.select_related("workload", "host"):
+        yield Fact(
+            "started" if run.attempt <= 1 else "resumed",
+            f"started:{run.pk}",
+            (run.workload.owner_id,),
+            {"name": run.workload.name, "host": run.host.name, "attempt": run.attempt},
+            workload=run.workload_id,
+        )
+
+
+def _ends(since: datetime, now: datetime) -> Iterator[Fact]:
+    for workload in Workload.objects.filter(ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False):
+        numbers = {**workload.outcome_numbers, "name": workload.name, "outcome": workload.outcome}
+        yield Fact("ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
+
+
+def _evictions(since: datetime, now: datetime) -> Iterator[Fact]:
+    decisions = Decision.objects.filter(kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False)
+    for decision in decisions.select_related("workload"):
+        numbers = {**decision.numbers, "name": decision.workload.name, "code": decision.code}
+        owner = (decision.workload.owner_id,)
+        yield Fact("preemption_notice", f"evicted:{decision.pk}", owner, numbers, workload=decision.workload_id)
+
+
+def _idle_warnings(since: datetime, now: datetime) -> Iterator[Fact]:
+    for workload in Workload.objects.filter(idle_warned_at__gt=since, idle_warned_at__lte=now, state=WorkloadState.RUNNING):
+        warned = workload.idle_warned_at
+        if warned is not None:
+            numbers = {"name": workload.name, "stop_at": (warned + IDLE_NOTICE).timestamp()}
+            source = f"idle:{workload.pk}:{warned.timestamp():.0f}"
+            yield Fact("idle_warning", source, (workload.owner_id,), numbers, workload=workload.pk)
+
+
+def _moved_starts(since: datetime, now: datetime) -> Iterator[Fact]:
+    """A start that was told and moved by more than half an hour and a quarter of the wait. Keeps what was told last."""
+    waiting = Workload.objects.filter(state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False)
+    for workload in waiting.select_related("told_start"):
+        expected = workload.expected_start
+        told = getattr(workload, "told_start", None)
+        if expected is None:
+            continue
+        if told is None:
+            ToldStart.objects.get_or_create(workload=workload, defaults={"expected_start": expected, "at": now})
+            continue
+        moved = abs(expected - told.expected_start)
+        if moved < max(MOVED_AT_LEAST, abs(told.expected_start - told.at) / 4):
+            continue
+        before = told.expected_start.timestamp()
+        ToldStart.objects.filter(pk=told.pk).update(expected_start=expected, at=now)
+        numbers = {"name": workload.name, "expected_start": expected.timestamp(), "before": before}
+        source = f"moved:{workload.pk}:{expected.timestamp():.0f}"
+        yield Fact("expected_start_moved", source, (workload.owner_id,), numbers, workload=workload.pk)
+
+
+def _reservations_soon(since: datetime, now: datetime) -> Iterator[Fact]:
+    for reservation in Reservation.objects.filter(state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + SOON):
+        start = reservation.start.timestamp()
+        numbers = {"name": reservation.name, "start": start}
+        source = f"soon:{reservation.pk}:{start:.0f}"
+        yield Fact("reservation_soon", source, (reservation.owner_id,), numbers, reservation=reservation.pk)
+
+
+def _reservations_released(since: datetime, now: datetime) -> Iterator[Fact]:
+    for reservation in Reservation.objects.filter(state=ReservationState.RELEASED, ended_at__gt=since, ended_at__lte=now):
+        numbers = {"name": reservation.name}
+        owner = (reservation.owner_id,)
+        yield Fact("reservation_released", f"released:{reservation.pk}", owner, numbers, reservation=reservation.pk)
+
+
+def _approvals_wanted(since: datetime, now: datetime) -> Iterator[Fact]:
+    waiting = Submission.objects.filter(state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now)
+    operators: tuple[int, ...] | None = None
+    for submission in waiting.select_related("team", "author"):
+        if operators is None:
+            operators = _operators()
+        deciders = set(operators) | (_leads(submission.team_id) if submission.kind == Submission.Kind.MEMBERSHIP else set())
+        numbers = {
+            "author": submission.author.get_username(),
+            "what": wording.submission_what(submission.kind, submission.payload),
+            "team": submission.team.name,
+        }
+        users = tuple(sorted(deciders - {submission.author_id}))
+        yield Fact("approval_wanted", f"wanted:{submission.pk}", users, numbers, submission=submission.pk)
+
+
+def _approvals_decided(since: datetime, now: datetime) -> Iterator[Fact]:
+    decided = Approval.objects.filter(decided_at__gt=since, decided_at__lte=now)
+    for approval in decided.select_related("submission", "decided_by"):
+        submission = approval.submission
+        changed = approval.changed_payload
+        numbers = {
+            "by": approval.decided_by.get_username(),
+            "what": wording.submission_what(submission.kind, changed or submission.payload),
+            "comment": approval.comment,
+        }
+        kind = "declined" if not approval.approved else "approved_changed" if changed else "approved"
+        yield Fact(kind, f"decided:{approval.pk}", (submission.author_id,), numbers, submission=submission.pk)
+
+
+def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators, and to the owners of what runs there."""
+    bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
+    for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
+        owners = Run.objects.filter(host=change.host, ended_at=None).values_list("workload__owner_id", flat=True)
+        trouble = "it fell silent" if change.lease_state == LeaseState.SILENT else f"its repair state is {change.repair_state}"
+        numbers = {"host": change.host.name, "trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
+        yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
+
+
+SOURCES = (
+    _starts,
+    _ends,
+    _evictions,
+    _idle_warnings,
+    _moved_starts,
+    _reservations_soon,
+    _reservations_released,
+    _approvals_wanted,
+    _approvals_decided,
+    _host_troubles,
+)
+
+
+def _operators() -> tuple[int, ...]:
+    return tuple(User.objects.filter(operator=True, is_active=True).values_list("pk", flat=True))
+
+
+def _leads(team_id: int) -> set[int]:
+    leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list("user_id", flat=True)
+    return set(leads)
