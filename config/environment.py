@@ -6,7 +6,6 @@ Every variable the product reads from its environment is declared here and docum
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import zoneinfo
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ LOG_FORMATS = ("text", "json")
 DATABASE_SCHEMES = ("postgres", "postgresql")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SHORTEST_SECRET = 50
-EDGE_PORT = 8471
 HOST_NAME = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?$"
 )
@@ -51,7 +49,6 @@ class Environment:
     broker_url: str
     portal_url: str
     edge_url: str
-    edge_listen: tuple[str, int]
     notebook_domain: str
     state: Path
     time_zone: str
@@ -88,7 +85,6 @@ def read(variables: Mapping[str, str]) -> Environment:
         broker_url=_as_kombu_says_it(redis_url),
         portal_url=portal_url,
         edge_url=edge_url,
-        edge_listen=_edge_listen(variables, edge_url),
         notebook_domain=_notebook_domain(variables, edge_url),
         state=_state(variables),
         time_zone=_time_zone(variables),
@@ -193,22 +189,6 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
         return f"{parts.scheme}://{parts.netloc.lower()}"
 
     return _parsed(name, value, allowed, parse)
-
-
-def _edge_listen(variables: Mapping[str, str], edge_url: str) -> tuple[str, int]:
-    """Where the edge itself listens: behind a TLS proxy that is not where browsers reach it."""
-    value = variables.get("GPUPOOL_EDGE_LISTEN", "").strip()
-    if not value:
-        return "127.0.0.1", urlsplit(edge_url).port or EDGE_PORT
-
-    def parse(text: str) -> tuple[str, int]:
-        host, _, port = text.rpartition(":")
-        address = ipaddress.ip_address(host.strip("[]"))
-        if not port.isdigit() or not 1 <= int(port) <= 65535:
-            raise ValueError(text)
-        return str(address), int(port)
-
-    return _parsed("GPUPOOL_EDGE_LISTEN", value, "ADDRESS:PORT, an IP address and a port from 1 to 65535", parse)
 
 
 def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:

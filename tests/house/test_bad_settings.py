@@ -28,7 +28,6 @@ def test_good_settings_are_read_typed() -> None:
     assert found.database["PASSWORD"] == "pa@ss"
     assert found.broker_url == "redis+socket://:secret@/tmp/valkey"
     assert found.edge_url == "http://127.0.0.1:8471"
-    assert found.edge_listen == ("127.0.0.1", 8471)
     assert found.notebook_domain == "localhost:8471"
     assert Path("/tmp") == found.state
     assert found.time_zone == "UTC"
@@ -51,8 +50,6 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_PORTAL_URL", "http://user@portal"),
         ("GPUPOOL_EDGE_URL", "ws://127.0.0.1:8471"),
         ("GPUPOOL_EDGE_URL", "http://127.0.0.1:0"),
-        ("GPUPOOL_EDGE_LISTEN", "edge:8471"),
-        ("GPUPOOL_EDGE_LISTEN", "127.0.0.1:0"),
         ("GPUPOOL_NOTEBOOK_DOMAIN", "Bad_Name"),
         ("GPUPOOL_NOTEBOOK_DOMAIN", "a" * 300),
         ("GPUPOOL_STATE", "relative/path"),
