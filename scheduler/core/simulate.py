@@ -1,0 +1,402 @@
+"""The real engine in simulated time: what would have happened, event by event.
+
+``run(snapshot, arrivals, until, start=…, on_event=…, reservations=…) -> Snapshot`` plans with ``planner.plan`` whenever
+something changed, carries the plan out as agents would (notice, checkpoint, stop, requeue with the place kept), and
+calls ``on_event(Event)`` in order of time. It returns the snapshot at ``until``, from which a living site can go on.
+There is no clock and no randomness here: the same arrivals give the same events.
+
+    arrivals = [Arrival(at=t0, queued=Queued(id=1, ..., submitted=t0), runtime_seconds=5400, checkpoint_seconds=600)]
+    events: list[Event] = []
+    after = run(snapshot, arrivals, until=t0 + 86_400, start=t0, on_event=events.append)
+
+What events tell: QUEUED (arrived, or back in the queue after an eviction, ``attempt`` counting from 1), PLACED (``units``
+held from here; ``borrowed_slots``, ``code``, ``numbers``), EVICTED (the notice: it still runs and holds its units),
+STOPPED (gone after an eviction, ``code`` CHECKPOINTED or KILLED_AT_GRACE), ENDED (``code`` FINISHED or TIME_LIMIT),
+RESERVATION_BOUND (``units``) and RESERVATION_OVER. An attempt holds its units in ``[PLACED.at, STOPPED.at or ENDED.at)``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from math import log
+
+from scheduler.core.model import (
+    Ask,
+    DecayedUse,
+    Eviction,
+    Numbers,
+    Placement,
+    Plan,
+    Queued,
+    Reservation,
+    Running,
+    Snapshot,
+)
+from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A workload as it is submitted at ``at``, and what only the future knows about it."""
+
+    at: int
+    queued: Queued
+    runtime_seconds: int  # how long its work takes in all, when nobody interrupts it
+    checkpoint_seconds: int | None = (
+        None  # how often it checkpoints, also on notice; None: an eviction loses everything
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A reservation that is confirmed at ``at``."""
+
+    at: int
+    reservation: Reservation
+
+
+class EventKind(StrEnum):
+    QUEUED = "queued"
+    PLACED = "placed"
+    EVICTED = "evicted"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    RESERVATION_BOUND = "reservation_bound"
+    RESERVATION_OVER = "reservation_over"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened at ``at``; exactly one of ``workload`` and ``reservation`` is set."""
+
+    at: int
+    kind: EventKind
+    workload: int | None = None
+    reservation: int | None = None
+    attempt: int = 0
+    units: tuple[int, ...] = ()
+    borrowed_slots: int = 0
+    code: str = ""
+    numbers: Numbers = ()
+    for_workload: int | None = None  # of EVICTED and STOPPED: for whom room is made
+    for_reservation: int | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """A workload's course: how much of its work is saved, and its present attempt."""
+
+    arrival: Arrival
+    queued: Queued
+    attempt: int = 1
+    saved_seconds: int = 0  # of its work, safe in a checkpoint
+    running: Running | None = None
+    ends: int = 0  # when the attempt is over if nobody interrupts it
+    eviction: Eviction | None = None
+
+
+class Simulation:
+    """Simulated time over one organisation. What happens next is a heap of (time, number, what to do)."""
+
+    def __init__(self, snapshot: Snapshot, start: int, on_event: Callable[[Event], None]) -> None:
+        self.base, self.now, self.tell = snapshot, start, on_event
+        self.policies = {pool.id: pool.policy for pool in snapshot.pools}
+        self.slots = {unit.id: unit.slots for unit in snapshot.units}
+        self.queued: dict[int, Job] = {}
+        self.running: dict[int, Job] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.use: dict[tuple[int, int], float] = defaultdict(float)
+        self.use_at = start
+        self.heap: list[tuple[int, int, Callable[[], None]]] = []
+        self.number = count()
+        self.changed = True  # something a plan could answer to
+        for use in snapshot.decayed_use:
+            self.use[use.team, use.pool] = use.slot_seconds
+        for running in snapshot.running:
+            self._take_over(running)
+        for queued in snapshot.queued:
+            self.queued[queued.id] = Job(Arrival(start, queued, queued.predicted_seconds), queued)
+        for reservation in snapshot.reservations:
+            self._book(reservation)
+
+    def at(self, time: int, what: Callable[[], None]) -> None:
+        heapq.heappush(self.heap, (max(time, self.now), next(self.number), what))
+
+    def run(self, until: int) -> None:
+        """Let time go by until ``until``: all that is due at one moment happens, then one plan answers to it."""
+        self._replan()
+        while self.heap and self.heap[0][0] < until:
+            time = self.heap[0][0]
+            self._pass_time(time)
+            while self.heap and self.heap[0][0] == time:
+                heapq.heappop(self.heap)[2]()
+            self._replan()
+        self._pass_time(until)
+
+    def snapshot(self) -> Snapshot:
+        """What the engine would see now."""
+        use = tuple(DecayedUse(team, pool, amount) for (team, pool), amount in sorted(self.use.items()))
+        return replace(
+            self.base,
+            queued=tuple(job.queued for job in self.queued.values()),
+            running=tuple(self._as_seen(job) for job in self.running.values()),
+            reservations=tuple(self.reservations.values()),
+            decayed_use=use,
+        )
+
+    # -- what arrives ------------------------------------------------------------------------------------------------
+
+    def arrive(self, arrival: Arrival) -> None:
+        job = Job(arrival, arrival.queued)
+        self.queued[arrival.queued.id] = job
+        self._queue_event(job)
+        if arrival.queued.not_before > self.now:
+            self.at(arrival.queued.not_before, self._touch)
+
+    def _queue_event(self, job: Job) -> None:
+        self.changed = True
+        self.tell(Event(self.now, EventKind.QUEUED, job.queued.id, attempt=job.attempt))
+
+    def _take_over(self, running: Running) -> None:
+        """Work that runs already when the simulation starts: it ends as predicted."""
+        queued = Queued(
+            id=running.id,
+            team=running.team,
+            project=running.project,
+            user=running.user,
+            pool=running.pool,
+            ask=_ask_of(running, self.base),
+            submitted=running.started,
+            max_runtime_seconds=max(1, running.until - running.started),
+            predicted_seconds=max(1, running.predicted_until - running.started),
+            priority=running.priority,
+            preemptible=running.preemptible,
+            may_borrow=running.preemptible,
+            reservation=running.reservation,
+        )
+        job = Job(Arrival(running.started, queued, queued.predicted_seconds), queued, running=running)
+        self.running[running.id] = job
+        leaves = running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
+        job.ends = max(self.now, min(leaves, running.until))
+        self.at(job.ends, lambda: self._end(job, running))
+
+    def book(self, reservation: Reservation) -> None:
+        """A reservation was confirmed."""
+        self._book(reservation)
+        self.changed = True
+
+    def _book(self, reservation: Reservation) -> None:
+        self.reservations[reservation.id] = reservation
+        policy = self.policies[reservation.pool]
+        self.at(reservation.start - policy.notice_seconds - policy.grace_seconds, self._touch)
+        self.at(reservation.start, self._touch)
+        self.at(reservation.end, lambda: self._reservation_over(reservation.id))
+
+    def _reservation_over(self, reservation: int) -> None:
+        gone = self.reservations.pop(reservation)
+        self.changed = True
+        self.tell(Event(self.now, EventKind.RESERVATION_OVER, reservation=reservation, units=gone.units))
+
+    def _touch(self) -> None:
+        self.changed = True
+
+    # -- planning and carrying out -----------------------------------------------------------------------------------
+
+    def _replan(self) -> None:
+        """Plan when something changed that somebody waits for."""
+        if self.changed and (self.queued or any(not r.units for r in self.reservations.values())):
+            self._carry_out(plan(self.snapshot(), self.now))
+        self.changed = False
+
+    def _carry_out(self, planned: Plan) -> None:
+        for binding in planned.bindings:
+            bound = replace(self.reservations[binding.reservation], units=binding.units)
+            self.reservations[bound.id] = bound
+            self.at(self.now, self._touch)  # its own work may start inside it now
+            self.tell(Event(self.now, EventKind.RESERVATION_BOUND, reservation=bound.id, units=binding.units))
+        for placement in planned.placements:
+            self._place(self.queued.pop(placement.workload), placement)
+        for eviction in planned.evictions:
+            self._evict(self.running[eviction.workload], eviction)
+
+    def _place(self, job: Job, placement: Placement) -> None:
+        queued, arrival = job.queued, job.arrival
+        running = Running(
+            id=queued.id,
+            team=queued.team,
+            project=queued.project,
+            user=queued.user,
+            pool=queued.pool,
+            units=placement.units,
+            started=self.now,
+            until=placement.until,
+            predicted_until=min(placement.until, self.now + queued.predicted_seconds),
+            priority=queued.priority,
+            preemptible=queued.preemptible,
+            borrowed_slots=placement.borrowed_slots,
+            reservation=queued.reservation,
+            evicted_by=queued.evicted_by,
+            cpu_milli=queued.ask.cpu_milli,
+            memory_mib=queued.ask.memory_mib,
+        )
+        job.running, job.eviction = running, None
+        job.ends = min(placement.until, self.now + max(1, arrival.runtime_seconds - job.saved_seconds))
+        self.running[queued.id] = job
+        self.at(job.ends, lambda: self._end(job, running))
+        if queued.preemptible and self.queued:  # from then on it may have to make room for who waits now
+            self.at(self.now + self.policies[queued.pool].minimum_runtime_seconds, self._touch)
+        self.tell(
+            Event(
+                self.now,
+                EventKind.PLACED,
+                queued.id,
+                attempt=job.attempt,
+                units=placement.units,
+                borrowed_slots=placement.borrowed_slots,
+                code=placement.code,
+                numbers=placement.numbers,
+            )
+        )
+
+    def _end(self, job: Job, attempt: Running) -> None:
+        """The attempt's own end, unless an eviction was quicker."""
+        if job.running is not attempt:
+            return
+        del self.running[job.queued.id]
+        job.running = None
+        done = attempt.started + job.arrival.runtime_seconds - job.saved_seconds <= self.now
+        code = Code.FINISHED if done else Code.TIME_LIMIT
+        self.changed = True
+        self.tell(Event(self.now, EventKind.ENDED, job.queued.id, attempt=job.attempt, units=attempt.units, code=code))
+
+    def _evict(self, job: Job, eviction: Eviction) -> None:
+        running = job.running
+        assert running is not None  # the plan evicts running work only
+        policy = self.policies[running.pool]
+        job.eviction = eviction
+        quick = job.arrival.checkpoint_seconds is not None  # what can checkpoint leaves well before it would be killed
+        gone = eviction.stop_at + (policy.grace_seconds // 3 if quick else policy.grace_seconds)
+        self.at(gone, lambda: self._stopped(job, running, eviction))
+        self.tell(
+            Event(
+                self.now,
+                EventKind.EVICTED,
+                running.id,
+                attempt=job.attempt,
+                units=running.units,
+                code=eviction.code,
+                numbers=eviction.numbers,
+                for_workload=eviction.for_workload,
+                for_reservation=eviction.for_reservation,
+            )
+        )
+
+    def _stopped(self, job: Job, attempt: Running, eviction: Eviction) -> None:
+        """Gone after its grace: back in the queue with its place, its work saved if it checkpoints."""
+        if job.running is not attempt:
+            return  # it ended by itself during its notice
+        del self.running[job.queued.id]
+        job.running, job.eviction = None, None
+        saves = job.arrival.checkpoint_seconds is not None
+        if saves:
+            job.saved_seconds += eviction.stop_at - attempt.started
+        self.tell(
+            Event(
+                self.now,
+                EventKind.STOPPED,
+                job.queued.id,
+                attempt=job.attempt,
+                units=attempt.units,
+                code=Code.CHECKPOINTED if saves else Code.KILLED_AT_GRACE,
+                for_workload=eviction.for_workload,
+                for_reservation=eviction.for_reservation,
+            )
+        )
+        beneficiary = self.queued.get(eviction.for_workload or 0)
+        if beneficiary is not None:
+            kept = tuple(sorted({*beneficiary.queued.earmarked_units, *attempt.units}))
+            beneficiary.queued = replace(beneficiary.queued, earmarked_units=kept)
+        left = max(60, job.arrival.queued.predicted_seconds - job.saved_seconds)
+        job.attempt += 1
+        job.queued = replace(job.queued, predicted_seconds=left, evicted_by=eviction.for_workload, earmarked_units=())
+        self.queued[job.queued.id] = job
+        self._queue_event(job)
+
+    def _as_seen(self, job: Job) -> Running:
+        """The running row with its last checkpoint, and whether it was told to go."""
+        running = job.running
+        assert running is not None  # only running jobs are asked
+        every = job.arrival.checkpoint_seconds
+        checkpoint = running.checkpoint_at
+        if every:
+            rounds = (self.now - running.started) // every
+            checkpoint = running.started + rounds * every if rounds else checkpoint
+        if job.eviction is None:
+            return replace(running, checkpoint_at=checkpoint) if checkpoint != running.checkpoint_at else running
+        return replace(
+            running,
+            checkpoint_at=checkpoint,
+            stopping=True,
+            stop_by=job.eviction.stop_at + self.policies[running.pool].grace_seconds,
+            evicted_for_workload=job.eviction.for_workload,
+            evicted_for_reservation=job.eviction.for_reservation,
+        )
+
+    # -- decayed use -------------------------------------------------------------------------------------------------
+
+    def _pass_time(self, time: int) -> None:
+        """Move the clock, and every team's decayed use with it."""
+        seconds = time - self.use_at
+        if seconds > 0:
+            held: dict[tuple[int, int], int] = defaultdict(int)
+            for job in self.running.values():
+                if job.running is not None:
+                    slots = sum(self.slots[u] for u in job.running.units)
+                    held[job.running.team, job.running.pool] += slots
+            for key in {*self.use, *held}:
+                half_life = self.policies[key[1]].half_life_seconds
+                kept = 0.5 ** (seconds / half_life)
+                self.use[key] = self.use[key] * kept + held[key] * half_life / log(2) * (1 - kept)
+            self.use_at = time
+        self.now = time
+
+
+def _ask_of(running: Running, snapshot: Snapshot) -> Ask:
+    """The ask that a running workload's units answer to."""
+    units = [unit for unit in snapshot.units if unit.id in set(running.units)]
+    hosts = sorted({unit.host for unit in units})
+    first = units[0]
+    return Ask(
+        units=len(units) // len(hosts),
+        hosts=len(hosts),
+        models=(first.model,),
+        profile=first.profile,
+        cpu_milli=running.cpu_milli,
+        memory_mib=running.memory_mib,
+    )
+
+
+def run(
+    snapshot: Snapshot,
+    arrivals: Iterable[Arrival],
+    until: int,
+    *,
+    start: int,
+    on_event: Callable[[Event], None],
+    reservations: Iterable[Booking] = (),
+) -> Snapshot:
+    """Simulate ``[start, until)`` from a snapshot; see the module's docstring for what is told and when."""
+    simulation = Simulation(snapshot, start, on_event)
+    for booking in sorted(reservations, key=lambda b: (b.at, b.reservation.id)):
+        simulation.at(booking.at, partial(simulation.book, booking.reservation))
+    for arrival in sorted(arrivals, key=lambda a: (a.at, a.queued.id)):
+        simulation.at(arrival.at, partial(simulation.arrive, arrival))
+    simulation.run(until)
+    return simulation.snapshot()
