@@ -1,0 +1,44 @@
+"""Whatever the snapshot: no promise broken, the same plan for the same rows in any order, every wait explained."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.model import Snapshot
+from scheduler.core.planner import plan
+from scheduler.core.verify import violations
+from tests.core.strategies import NOW, snapshots
+
+FEW = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@FEW
+@given(snapshots())
+def test_a_plan_breaks_no_promise(snapshot: Snapshot) -> None:
+    assert violations(snapshot, plan(snapshot, NOW), NOW) == []
+
+
+@FEW
+@given(snapshots(), st.integers(0, 10**6))
+def test_the_order_of_rows_does_not_change_the_plan(snapshot: Snapshot, seed: int) -> None:
+    shuffled: dict[str, Any] = {}
+    for row in fields(snapshot):
+        value = getattr(snapshot, row.name)
+        if isinstance(value, tuple):
+            shuffled[row.name] = tuple(random.Random(seed).sample(value, len(value)))
+    assert repr(plan(replace(snapshot, **shuffled), NOW)) == repr(plan(snapshot, NOW))
+
+
+@FEW
+@given(snapshots())
+def test_planning_leaves_the_snapshot_as_it_was(snapshot: Snapshot) -> None:
+    before = repr(snapshot)
+    plan(snapshot, NOW)
+    assert repr(snapshot) == before
