@@ -80,7 +80,9 @@ class Rollup(models.Model):
     utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
     utilisation_max = models.FloatField(null=True)
     busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
-    inefficient_seconds = models.FloatField(null=True, help_text="of the busy ones, with little SM activity; empty: not measured")
+    inefficient_seconds = models.FloatField(
+        null=True, help_text="of the busy ones, with little SM activity; empty: not measured"
+    )
     idle_seconds = models.FloatField(null=True, help_text="seconds with a process on it that did nothing")
     empty_seconds = models.FloatField(null=True, help_text="seconds without any process on it")
     sm_active_seconds = models.FloatField(null=True)
@@ -179,7 +181,9 @@ class CostCentre(models.Model):
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date")]
+        constraints = [
+            models.UniqueConstraint(fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date")
+        ]
 
 
 class Bucket(models.TextChoices):
@@ -197,9 +201,10 @@ class Bucket(models.TextChoices):
 class Charge(models.Model):
     """One line: slots held (or not) over a stretch of one day, priced. Append-only.
 
-    A late fact never edits a line: a reversal takes it back whole (negative slot-seconds and amounts, ``corrects`` names it) and
-    new lines say what is so (``corrects`` names the first line they stand for). ``month`` is the statement they belong to: the month of
-    ``start``, or the open month where that one is closed. Every name is copied in, so that renaming a team never changes the past.
+    A late fact never edits a line: a reversal takes it back whole (negative slot-seconds and amounts, ``corrects`` names it), and
+    new lines say what is so (``corrects`` names the first line they stand for). ``month`` is the statement they belong to: the
+    month of ``start``, or the open month where that one is closed. Every name is copied in, so that renaming a team never changes
+    the past.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -227,7 +232,9 @@ class Charge(models.Model):
     cost_centre = models.CharField(max_length=40, default="")
     price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
     cost = models.DecimalField(max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds")
-    charged = models.DecimalField(max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets")
+    charged = models.DecimalField(
+        max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets"
+    )
     corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
     reversal = models.BooleanField(default=False, help_text="takes back the line it corrects")
     simulated = models.BooleanField(default=False)
@@ -237,10 +244,13 @@ class Charge(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length"),
             models.CheckConstraint(
-                condition=Q(reversal=False, slot_seconds__gt=0) | Q(reversal=True, slot_seconds__lt=0, corrects__isnull=False),
+                condition=Q(reversal=False, slot_seconds__gt=0)
+                | Q(reversal=True, slot_seconds__lt=0, corrects__isnull=False),
                 name="only_a_reversal_is_negative_and_it_names_its_line",
             ),
-            models.UniqueConstraint(fields=["corrects"], condition=Q(reversal=True), name="a_charge_is_taken_back_once"),
+            models.UniqueConstraint(
+                fields=["corrects"], condition=Q(reversal=True), name="a_charge_is_taken_back_once"
+            ),
         ]
         indexes = [
             models.Index(fields=["month", "pool"]),
@@ -299,8 +309,12 @@ class Budget(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["team", "project", "month"], name="one_budget_per_month", nulls_distinct=False),
-            models.CheckConstraint(condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_budget_is_of_a_team_or_of_a_project"),
+            models.UniqueConstraint(
+                fields=["team", "project", "month"], name="one_budget_per_month", nulls_distinct=False
+            ),
+            models.CheckConstraint(
+                condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_budget_is_of_a_team_or_of_a_project"
+            ),
         ]
 
 
@@ -314,7 +328,9 @@ class BudgetAlert(models.Model):
     at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["budget", "percent", "forecast"], name="a_threshold_is_passed_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["budget", "percent", "forecast"], name="a_threshold_is_passed_once")
+        ]
 
 
 class Retention(models.Model):
@@ -378,7 +394,11 @@ class StatementLine(models.Model):
     model = models.CharField(max_length=60)
     bucket = models.CharField(max_length=16)
     gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
-    covered_share = models.FloatField(null=True, help_text="part of its time that samples speak for; empty: none was expected")
+    covered_share = models.FloatField(
+        null=True, help_text="part of its time that samples speak for; empty: none was expected"
+    )
     used_share = models.FloatField(null=True, help_text="mean utilisation where samples speak")
-    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total")
+    amount = models.DecimalField(
+        max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total"
+    )
     cost = models.DecimalField(max_digits=14, decimal_places=2)

@@ -225,7 +225,11 @@ def priced(parts: Sequence[Piece], totals: Sequence[tuple[datetime, datetime, De
         if totals is not None and span is not None:
             cost = totals[span][2]
         costs = split(cost, weights, MICRO)
-        prices = costs if rate.price == rate.cost else split(value_between(low, high, rate.price, rate.since), weights, MICRO)
+        prices = (
+            costs
+            if rate.price == rate.cost
+            else split(value_between(low, high, rate.price, rate.since), weights, MICRO)
+        )
         for index, piece_cost, price in zip(indexes, costs, prices, strict=True):
             charged = price if parts[index].owner.bucket in CHARGED else ZERO
             result[index] = replace(parts[index], cost=piece_cost, charged=charged)
@@ -295,11 +299,14 @@ def _correction_of_day(gpu: GpuTime, standing: Sequence[Standing], start: dateti
     if hull is None:
         return None
     low, high = _widened(hull, lines)
-    back = sorted((line for line in lines if line.start < high and line.end > low), key=lambda line: (line.start, line.id))
+    back = sorted(
+        (line for line in lines if line.start < high and line.end > low), key=lambda line: (line.start, line.id)
+    )
     wanted = pieces(gpu, low, high)
     edges = sorted({low, high, *(rate.since for rate in gpu.rates if low < rate.since < high)})
     totals = [
-        (a, b, sum((line.cost for line in back if a <= line.start < b), ZERO)) for a, b in zip(edges, edges[1:], strict=False)
+        (a, b, sum((line.cost for line in back if a <= line.start < b), ZERO))
+        for a, b in zip(edges, edges[1:], strict=False)
     ]
     return Correction(low, high, tuple(line.id for line in back), tuple(priced(wanted, totals)))
 
@@ -401,7 +408,14 @@ def _owners_at(gpu: GpuTime, moment: datetime) -> dict[Owner, int]:
     bounds = [b for b in gpu.bounds if b.start <= moment and (b.end is None or moment < b.end)]
     condition = _condition_at(gpu.changes, moment)
     edges = sorted(
-        {0, SLOTS_PER_GPU, *(h.low for h in holds), *(h.high for h in holds), *(b.low for b in bounds), *(b.high for b in bounds)}
+        {
+            0,
+            SLOTS_PER_GPU,
+            *(h.low for h in holds),
+            *(h.high for h in holds),
+            *(b.low for b in bounds),
+            *(b.high for b in bounds),
+        }
     )
     owners: dict[Owner, int] = defaultdict(int)
     for low, high in zip(edges, edges[1:], strict=False):

@@ -1,0 +1,96 @@
+"""What the edge hands over from agents: sample batches and hardware events. It answers at once; workers do the rest."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+import redis
+from celery import current_app
+from django.conf import settings
+from django.db import transaction
+from kombu.exceptions import OperationalError
+
+from agent.protocol import Health, SampleBatch
+from scheduler.models import Gpu
+from telemetry.ingest import FIELDS, STREAM
+from telemetry.models import HealthEvent, SampleWatermark
+
+log = logging.getLogger(__name__)
+
+STREAM_LENGTH = 20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
+NUDGED = "gpupool:telemetry:nudged"
+NUDGE_LIFE_MS = 1_000
+INGEST_TASK, HEALTH_TASK = "telemetry.tasks.ingest_stream", "telemetry.tasks.health"
+
+_connections: dict[str, redis.Redis] = {}
+
+
+def connection() -> redis.Redis:
+    """This process's pool of Redis connections."""
+    url: str = settings.REDIS_URL
+    if url not in _connections:
+        _connections[url] = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
+    return _connections[url]
+
+
+def accept_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
+    """Put a batch on the stream and wake a worker. It is acknowledged by ``committed_sequence`` only once it is in the database.
+
+    Raises redis.RedisError when Redis is away: the agent keeps the batch and sends it again.
+    """
+    rows = [[getattr(row, name) for name in FIELDS] for row in batch.rows]
+    entry = {
+        "host": str(host_id),
+        "sequence": str(batch.sequence),
+        "received": repr(now.timestamp()),
+        "rows": json.dumps(rows, separators=(",", ":")),
+    }
+    connection().xadd(STREAM, entry, maxlen=STREAM_LENGTH, approximate=True)  # type: ignore[arg-type]
+    _nudge(INGEST_TASK, NUDGED)
+
+
+def committed_sequence(host_id: int) -> int:
+    """Every batch of this host up to this one is in the database; 0 when none is."""
+    return SampleWatermark.objects.filter(host=host_id).values_list("sequence", flat=True).first() or 0
+
+
+def accept_health(host_id: int, health: Health, now: datetime) -> bool:
+    """Keep one hardware event, and wake the worker that acts on it. False when it was known already.
+
+    An event of the far future is kept with the time of its arrival; one of a GPU the host does not have names no GPU.
+    """
+    at = min(_moment(health.ts, now), now)
+    gpu = Gpu.objects.filter(host=host_id, uuid=health.gpu).order_by("retired_at", "-pk").first()
+    _, created = HealthEvent.objects.get_or_create(
+        host_id=host_id,
+        event_id=health.event_id[:80],
+        defaults={
+            "gpu": gpu,
+            "source": health.source[:20],
+            "code": health.code[:40],
+            "detail": health.detail[:1000],
+            "at": at,
+            "received_at": now,
+        },
+    )
+    if created:
+        transaction.on_commit(lambda: _nudge(HEALTH_TASK, None), robust=True)
+    return created
+
+
+def _moment(seconds: float, otherwise: datetime) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return otherwise
+
+
+def _nudge(task: str, key: str | None) -> None:
+    """Many batches make one nudge; a lost one is made good by the next tick of the beat."""
+    try:
+        if key is None or connection().set(key, "1", nx=True, px=NUDGE_LIFE_MS):
+            current_app.send_task(task, queue="telemetry", expires=30, retry=False, ignore_result=True)
+    except (redis.RedisError, OperationalError) as error:
+        log.warning("a hint was dropped, the next tick will do its work: %s", error)

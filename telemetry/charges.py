@@ -1,0 +1,460 @@
+"""Charge lines: every second of every GPU in exactly one bucket, priced, and never edited afterwards.
+
+``charge`` goes forward from where each GPU was charged to, then looks back at what ended or became known late. What it wrote
+before is corrected by reversals and new lines. It may run twice at once: a GPU's stretch is claimed by compare-and-swap on
+``ChargedUntil``, and a line can be taken back only once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from django.db import IntegrityError, connection, transaction
+from django.db.models import F, OuterRef, Q, Subquery, Sum
+
+from scheduler.models import Allocation, Gpu, HostStateChange, Project, Reservation
+from scheduler.states import RepairState
+from telemetry.core.charging import (
+    Correction,
+    Owner,
+    Piece,
+    Standing,
+    corrections,
+    lost_time,
+    next_day,
+    pieces,
+    priced,
+    whole_second,
+)
+from telemetry.facts import GpuFacts, last_boundary, load_facts
+from telemetry.models import (
+    Bucket,
+    Charge,
+    ChargedUntil,
+    CostCentre,
+    GpuStateSeen,
+    Rollup,
+    SettledAllocation,
+    SettledStateChange,
+    Statement,
+    StatementState,
+)
+
+LAG = timedelta(seconds=60)  # what happened this long ago has been reported
+GPUS_AT_ONCE = 200
+REVIEWS_AT_ONCE = 500
+
+
+@dataclass
+class Charged:
+    """What one run wrote."""
+
+    lines: int = 0
+    corrections: int = 0
+
+
+def charge(now: datetime) -> Charged:
+    """Charge every GPU up to the last full hour, and up to whatever began or ended on it since, at most ``now - LAG``."""
+    done = Charged()
+    limit = whole_second(now - LAG)
+    see_gpu_states(now)
+    _begin(limit)
+    done.corrections += settle_state_changes(now)
+    hour = limit.replace(minute=0, second=0)
+    for ids in _chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_AT_ONCE):
+        done.lines += _forward(ids, hour, limit, now)
+    done.corrections += settle_allocations(now)
+    return done
+
+
+def charge_back(gpu_ids: Collection[int], since: datetime, now: datetime) -> int:
+    """Charge the time from ``since`` to where these GPUs' charges begin: history that was loaded later. The lines' number.
+
+    A GPU that was never charged begins at ``since`` and is charged up to the last full hour by the next ``charge``.
+    """
+    written = 0
+    begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
+    for gpu in sorted(set(gpu_ids) - set(begins)):
+        ChargedUntil.objects.get_or_create(gpu_id=gpu, defaults={"since": since, "until": since})
+    for until in sorted(set(begins.values())):
+        ids = sorted(gpu for gpu, begin in begins.items() if begin == until)
+        if since < until:
+            written += _backward(ids, whole_second(since), until, now)
+    return written
+
+
+def see_gpu_states(now: datetime) -> None:
+    """Keep when a GPU's repair state changed; the scheduler keeps only what it is."""
+    last = GpuStateSeen.objects.filter(gpu=OuterRef("pk")).order_by("-at", "-id").values("repair_state")[:1]
+    rows = Gpu.objects.annotate(seen=Subquery(last)).filter(~Q(repair_state=F("seen")) | Q(seen=None))
+    changed = [
+        (pk, state)
+        for pk, state, seen in rows.values_list("pk", "repair_state", "seen")
+        if state != (seen or RepairState.WELL)
+    ]
+    GpuStateSeen.objects.bulk_create([GpuStateSeen(gpu_id=pk, repair_state=state, at=now) for pk, state in changed])
+
+
+def statement_month(moment: datetime) -> date:
+    """The first day of the month ``moment`` lies in (UTC)."""
+    return whole_second(moment).date().replace(day=1)
+
+
+def _begin(limit: datetime) -> None:
+    """GPUs that were never charged are charged from when they came."""
+    for pk, created in Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at"):
+        begin = whole_second(created)
+        ChargedUntil.objects.get_or_create(gpu_id=pk, defaults={"since": begin, "until": begin})
+
+
+def _forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
+    untils = dict(ChargedUntil.objects.filter(gpu__in=ids, until__lt=limit).values_list("gpu_id", "until"))
+    if not untils:
+        return 0
+    facts = load_facts(untils.keys(), min(untils.values()), limit)
+    ends = {gpu: _charge_up_to(facts[gpu], until, hour, limit) for gpu, until in untils.items()}
+    ends = {gpu: end for gpu, end in ends.items() if end > untils[gpu]}
+    if not ends:
+        return 0
+    with transaction.atomic():
+        won = _claim([(gpu, untils[gpu], end) for gpu, end in sorted(ends.items())])
+        lines = [line for gpu in won for line in _lines(facts[gpu], untils[gpu], ends[gpu])]
+        return len(_write(lines, now))
+
+
+def _charge_up_to(gpu: GpuFacts, until: datetime, hour: datetime, limit: datetime) -> datetime:
+    """The last full hour, or what began or ended on the GPU after it: so lines are few, and what is over is charged at once."""
+    if gpu.retired_at is not None and gpu.retired_at <= limit:
+        return whole_second(gpu.retired_at)
+    boundary = last_boundary(gpu, until, limit)
+    return max(hour, whole_second(boundary)) if boundary else hour
+
+
+def _claim(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
+    """The GPUs whose ``until`` was moved by this call; of two runs at once, one gets each."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            'UPDATE telemetry_chargeduntil c SET "until" = v.new_until'
+            " FROM unnest(%s::bigint[], %s::timestamptz[], %s::timestamptz[]) AS v (gpu_id, old_until, new_until)"
+            ' WHERE c.gpu_id = v.gpu_id AND c."until" = v.old_until RETURNING c.gpu_id',
+            [list(column) for column in zip(*stretches, strict=True)],
+        )
+        return sorted(row[0] for row in cursor.fetchall())
+
+
+def _backward(ids: Sequence[int], since: datetime, until: datetime, now: datetime) -> int:
+    """One transaction per day, from the newest back, so that what is charged is always one stretch up to ``until``."""
+    written = 0
+    end = until
+    while end > since:
+        start = max(
+            since, end.replace(hour=0, minute=0, second=0) if end.time() != end.min.time() else end - timedelta(days=1)
+        )
+        facts = load_facts(ids, start, end)
+        with transaction.atomic():
+            won = [gpu for gpu in ids if ChargedUntil.objects.filter(gpu=gpu, since=end).update(since=start) == 1]
+            written += len(_write([line for gpu in won for line in _lines(facts[gpu], start, end)], now))
+        end = start
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A piece of one GPU on its way to becoming a row."""
+
+    gpu: GpuFacts
+    piece: Piece
+    corrects: int | None = None
+
+
+def _lines(gpu: GpuFacts, start: datetime, end: datetime) -> Iterator[_Line]:
+    for piece in priced(pieces(gpu.time, start, end)):
+        yield _Line(gpu, piece)
+
+
+def _write(lines: Sequence[_Line], now: datetime) -> list[Charge]:
+    """The rows of ``lines``, with every name copied in."""
+    if not lines:
+        return []
+    names = _Names(lines)
+    uses = _uses(lines)
+    closed = _months_not_open({statement_month(line.piece.start) for line in lines})
+    rows = []
+    for index, line in enumerate(lines):
+        month = statement_month(line.piece.start)
+        row = Charge(
+            pool_id=line.gpu.pool,
+            month=statement_month(now) if month in closed else month,
+            bucket=line.piece.owner.bucket,
+            start=line.piece.start,
+            end=line.piece.end,
+            slots=line.piece.slots,
+            slot_seconds=line.piece.slot_seconds,
+            gpu_id=line.gpu.id,
+            model=line.gpu.model,
+            price_id=line.piece.rate.id if line.piece.rate else None,
+            cost=line.piece.cost,
+            charged=line.piece.charged,
+            corrects_id=line.corrects,
+            created_at=now,
+        )
+        names.put_on(row, line)
+        if index in uses:
+            row.used_slot_seconds, row.covered_slot_seconds = uses[index]
+        rows.append(row)
+    return Charge.objects.bulk_create(rows, batch_size=2000)
+
+
+def _months_not_open(months: Iterable[date]) -> set[date]:
+    found = Statement.objects.filter(month__in=months).exclude(state=StatementState.OPEN)
+    return set(found.values_list("month", flat=True))
+
+
+class _Names:
+    """Who pays for which piece, with the names and the cost centre in force, for many lines at once."""
+
+    def __init__(self, lines: Sequence[_Line]) -> None:
+        allocations = {line.piece.owner.allocation for line in lines} - {0}
+        self.allocations = {
+            row.pk: row
+            for row in Allocation.objects.filter(pk__in=allocations).select_related("workload__owner", "project__team")
+        }
+        reservations = {line.piece.owner.reservation for line in lines} - {0}
+        self.reservations = {
+            row.pk: row
+            for row in Reservation.objects.filter(pk__in=reservations).select_related("owner", "project__team")
+        }
+        teams = {line.gpu.team for line in lines if line.gpu.team is not None}
+        self.first_projects: dict[int, Project] = {}
+        for project in Project.objects.filter(team__in=teams).select_related("team").order_by("-created_at", "-pk"):
+            self.first_projects[project.team_id] = project
+        projects = {allocation.project_id for allocation in self.allocations.values()}
+        projects |= {reservation.project_id for reservation in self.reservations.values()}
+        projects |= {project.pk for project in self.first_projects.values()}
+        self.centres: dict[int, list[CostCentre]] = defaultdict(list)
+        for centre in CostCentre.objects.filter(project__in=projects).order_by("valid_from", "pk"):
+            self.centres[centre.project_id].append(centre)
+
+    def put_on(self, row: Charge, line: _Line) -> None:
+        """Fill in who holds or reserved it; nothing for time that belongs to nobody."""
+        owner = line.piece.owner
+        project: Project | None = None
+        if owner.allocation:
+            allocation = self.allocations[owner.allocation]
+            workload, project = allocation.workload, allocation.project
+            row.allocation, row.workload, row.user = allocation, workload, workload.owner
+            row.workload_name, row.workload_type = workload.name, workload.type
+            row.simulated = workload.simulated
+        if owner.reservation:
+            reservation = self.reservations[owner.reservation]
+            row.reservation = reservation
+            if project is None:
+                project, row.user = reservation.project, reservation.owner
+        if project is None and owner.bucket == Bucket.RESERVED_UNUSED and line.gpu.team is not None:
+            # A static pool's team pays for what nobody holds, through its oldest project's cost centre.
+            project = self.first_projects.get(line.gpu.team)
+            row.team_id = line.gpu.team
+            row.team_name = project.team.name if project else ""
+        elif project is not None:
+            row.project, row.project_name = project, project.name
+            row.team, row.team_name = project.team, project.team.name
+        if row.user is not None:
+            row.user_name = row.user.get_username()
+        if project is not None:
+            row.cost_centre = self._centre(project.pk, line.piece.start)
+
+    def _centre(self, project: int, moment: datetime) -> str:
+        code = ""
+        for centre in self.centres[project]:
+            if centre.valid_from <= moment:
+                code = centre.code
+        return code
+
+
+def _uses(lines: Sequence[_Line]) -> dict[int, tuple[float | None, float]]:
+    """Used and covered slot-seconds of each line that an allocation holds, from the finest rollups there are, by index."""
+    held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
+    if not held:
+        return {}
+    start = min(line.piece.start for line in held.values()) - timedelta(hours=1)
+    end = max(line.piece.end for line in held.values())
+    rollups = Rollup.objects.filter(
+        allocation__in={line.piece.owner.allocation for line in held.values()},
+        resolution__in=(Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR),
+        bucket__gte=start,
+        bucket__lt=end,
+        held_seconds__gt=0,
+    )
+    rows: dict[tuple[int, int, int], list[tuple[datetime, float, float, float | None, int]]] = defaultdict(list)
+    for allocation, gpu, resolution, bucket, seconds, covered, used, slots in rollups.values_list(
+        "allocation_id",
+        "unit__gpu_id",
+        "resolution",
+        "bucket",
+        "held_seconds",
+        "covered_seconds",
+        "utilisation_seconds",
+        "unit__slots",
+    ):
+        rows[allocation, gpu, resolution].append((bucket, seconds, covered, used, slots.upper - slots.lower))
+    result: dict[int, tuple[float | None, float]] = {}
+    for index, line in held.items():
+        key = (line.piece.owner.allocation, line.gpu.id)
+        minutes = rows.get((*key, int(Rollup.Resolution.MINUTE)))
+        chosen, length = (minutes, 60) if minutes else (rows.get((*key, int(Rollup.Resolution.HOUR)), []), 3600)
+        result[index] = _use_of(line.piece, chosen, length)
+    return result
+
+
+def _use_of(
+    piece: Piece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
+) -> tuple[float | None, float]:
+    used: float | None = None
+    covered = 0.0
+    for bucket, seconds, row_covered, row_used, slots in rows:
+        low, high = max(bucket, piece.start), min(bucket + timedelta(seconds=length), piece.end)
+        if low >= high:
+            continue
+        # Of a bucket that lies across the edge of the piece, the part that the piece held.
+        share = min(1.0, (high - low).total_seconds() / seconds)
+        covered += row_covered * share * slots
+        if row_used is not None:
+            used = (used or 0.0) + row_used * share * slots
+    return used, covered
+
+
+def settle_state_changes(now: datetime) -> int:
+    """Look at host state changes for the first time; one that was written after its moment had been charged is corrected."""
+    waiting = HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:REVIEWS_AT_ONCE]
+    corrected = 0
+    for change in waiting:
+        gpus = ChargedUntil.objects.filter(gpu__host=change.host_id, until__gt=change.at).values_list("gpu_id", "until")
+        for gpu, until in gpus:
+            corrected += correct(gpu, change.at, until, now)
+        SettledStateChange.objects.get_or_create(change=change, defaults={"settled_at": now})
+    return corrected
+
+
+def settle_allocations(now: datetime) -> int:
+    """Compare what was charged with how allocations ended, once for each that has ended: lost time, ends that came late."""
+    ended = (
+        Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
+        # Ends have fractions of a second, charges have not.
+        .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
+        .select_related("run", "workload", "unit")
+        .order_by("pk")[:REVIEWS_AT_ONCE]
+    )
+    waiting = list(ended)
+    written = _written_for([allocation.pk for allocation in waiting])
+    corrected = 0
+    for allocation in waiting:
+        slot_seconds, last = written.get(allocation.pk, (0, None))
+        if not _charged_as_it_ended(allocation, slot_seconds):
+            until = max(allocation.period.upper, last or allocation.period.upper)
+            begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
+            corrected += correct(allocation.unit.gpu_id, max(begin, allocation.period.lower), until, now)
+    SettledAllocation.objects.bulk_create(
+        [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting], ignore_conflicts=True
+    )
+    return corrected
+
+
+def _written_for(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
+    """Net charged slot-seconds and the last end of the lines of each allocation."""
+    rows = Charge.objects.filter(allocation__in=allocations, bucket=Bucket.USED).values("allocation")
+    lasts: dict[int, datetime] = {}
+    for allocation, end in Charge.objects.filter(allocation__in=allocations, reversal=False).values_list(
+        "allocation", "end"
+    ):
+        lasts[allocation] = max(end, lasts.get(allocation, end))
+    sums = {row["allocation"]: row["total"] for row in rows.annotate(total=Sum("slot_seconds"))}
+    return {allocation: (sums.get(allocation, 0), lasts.get(allocation)) for allocation in allocations}
+
+
+def _charged_as_it_ended(allocation: Allocation, slot_seconds: int) -> bool:
+    """True when its whole time is charged and nothing of it was lost: the usual end, for which no line has to be read."""
+    start, end = whole_second(allocation.period.lower), whole_second(allocation.period.upper)
+    lost = lost_time(
+        end_code=allocation.end_code,
+        started=start,
+        ended=end,
+        checkpoint=allocation.run.checkpoint_at,
+        keeps_state=allocation.workload.kind == "notebook",
+    )
+    slots = allocation.slots.upper - allocation.slots.lower
+    return lost is None and slot_seconds == slots * int((end - start).total_seconds())
+
+
+def correct(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
+    """Make the ledger of one GPU say what is so in ``[start, end)``; the number of lines taken back."""
+    start, end = whole_second(start), whole_second(end)
+    if start >= end:
+        return 0
+    day_start, day_end = start.replace(hour=0, minute=0, second=0), next_day(end)
+    gpu = load_facts([gpu_id], day_start, day_end)[gpu_id]
+    lines = {line.pk: line for line in _standing_lines(gpu_id, day_start, day_end)}
+    standing = [
+        Standing(line.pk, line.start, line.end, line.slots, _owner_of(line), line.cost) for line in lines.values()
+    ]
+    found = corrections(gpu.time, standing, start, end)
+    taken_back = 0
+    for correction in found:
+        try:
+            with transaction.atomic():
+                _write_correction(gpu, correction, lines, now)
+        except IntegrityError:
+            # Another run took one of these lines back first; it wrote the same correction.
+            continue
+        taken_back += len(correction.take_back)
+    return taken_back
+
+
+def _standing_lines(gpu_id: int, start: datetime, end: datetime) -> list[Charge]:
+    lines = Charge.objects.filter(gpu=gpu_id, start__lt=end, end__gt=start, reversal=False)
+    return list(lines.exclude(corrections__reversal=True).order_by("start", "pk"))
+
+
+def _owner_of(line: Charge) -> Owner:
+    return Owner(line.bucket, line.allocation_id or 0, line.reservation_id or 0)
+
+
+def _write_correction(gpu: GpuFacts, correction: Correction, lines: dict[int, Charge], now: datetime) -> None:
+    originals = [lines[pk] for pk in correction.take_back]
+    closed = _months_not_open({line.month for line in originals})
+    Charge.objects.bulk_create([_reversal(line, closed, now) for line in originals])
+    instead = [_Line(gpu, piece, _first_under(piece, originals).pk) for piece in correction.instead]
+    _write(instead, now)
+
+
+def _first_under(piece: Piece, originals: Sequence[Charge]) -> Charge:
+    """The line that a new piece names: of those it stands for, the first."""
+    return next(line for line in originals if line.start < piece.end and line.end > piece.start)
+
+
+def _reversal(line: Charge, closed: set[date], now: datetime) -> Charge:
+    copied = {
+        entry.attname: getattr(line, entry.attname)
+        for entry in Charge._meta.concrete_fields
+        if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
+    }
+    row = Charge(**copied, corrects_id=line.pk, reversal=True, created_at=now)
+    row.month = statement_month(now) if line.month in closed else line.month
+    row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
+    row.cost, row.charged = -line.cost, -line.charged
+    row.used_slot_seconds = None if line.used_slot_seconds is None else -line.used_slot_seconds
+    row.covered_slot_seconds = None if line.covered_slot_seconds is None else -line.covered_slot_seconds
+    return row
+
+
+def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    for pk in ids:
+        chunk.append(pk)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,137 @@
+"""Rows that telemetry reads, as the engine and the agents would have left them: holds, states, prices."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from decimal import Decimal
+from typing import Any
+
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from agent.protocol import SampleBatch, SampleRow
+from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Pool, Reservation, Run, Unit, Workload
+from telemetry.models import CostCentre, Price
+from tests.world import TeamOfWorld, World
+
+_generations = itertools.count(1_000_000)
+
+
+def at(hour: int, minute: int = 0, second: int = 0, *, day: int = 2) -> dt.datetime:
+    """A moment of March 2026, UTC. The second is the Monday on which the world begins, at nine."""
+    return dt.datetime(2026, 3, day, hour, minute, second, tzinfo=dt.UTC)
+
+
+def price(model: str, cost: str, list_price: str | None = None, *, since: dt.datetime, pool: Pool | None = None) -> Price:
+    """A line of the rate card; without a list price the cost is charged."""
+    return Price.objects.create(
+        pool=pool,
+        model=model,
+        cost_per_gpu_hour=Decimal(cost),
+        price_per_gpu_hour=Decimal(list_price or cost),
+        valid_from=since,
+        created_at=since,
+    )
+
+
+def cost_centre(each: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
+    """The cost centre of a team's project from a moment on."""
+    return CostCentre.objects.create(project=each.project, code=code, valid_from=since, created_at=since)
+
+
+def workload(world: World, each: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any) -> Workload:
+    """A workload of a team's first member; its state is not what these tests are about."""
+    values: dict[str, Any] = {
+        "kind": kind,
+        "type": "interactive" if kind == "notebook" else "training",
+        "name": f"{each.team.slug} {kind}",
+        "pool": pool or world.shared,
+        "project": each.project,
+        "owner": each.member,
+        "units": 1,
+        "max_runtime_seconds": 86_400,
+        "predicted_seconds": 86_400,
+        "submitted_at": world.now,
+        "queued_at": world.now,
+        "state": "running",
+    }
+    return Workload.objects.create(**(values | fields))
+
+
+def hold(
+    work: Workload,
+    unit: Unit,
+    start: dt.datetime,
+    end: dt.datetime | None = None,
+    *,
+    end_code: str = "",
+    checkpoint: dt.datetime | None = None,
+    reservation: Reservation | None = None,
+) -> Allocation:
+    """``work`` holds ``unit`` over ``[start, end)``; still, when ``end`` is None."""
+    attempt = Run.objects.filter(workload=work).count() + 1
+    run = Run.objects.create(
+        workload=work,
+        attempt=attempt,
+        host=unit.gpu.host,
+        generation=next(_generations),
+        placed_at=start,
+        running_at=start,
+        ended_at=end,
+        outcome=end_code,
+        checkpoint_at=checkpoint,
+        state="ended" if end else "running",
+    )
+    return Allocation.objects.create(
+        run=run,
+        workload=work,
+        project=work.project,
+        unit=unit,
+        reservation=reservation,
+        slots=unit.slots,
+        period=DateTimeTZRange(start, end),
+        end_code=end_code,
+    )
+
+
+def end_hold(allocation: Allocation, end: dt.datetime, end_code: str, checkpoint: dt.datetime | None = None) -> None:
+    """The agent confirmed the stop."""
+    Run.objects.filter(pk=allocation.run_id).update(
+        ended_at=end, outcome=end_code, checkpoint_at=checkpoint, state="ended"
+    )
+    period = DateTimeTZRange(allocation.period.lower, end)
+    Allocation.objects.filter(pk=allocation.pk).update(period=period, end_code=end_code)
+
+
+def reservation(
+    world: World, each: TeamOfWorld, units: list[Unit], start: dt.datetime, end: dt.datetime
+) -> Reservation:
+    """An active reservation with its units bound."""
+    made = Reservation.objects.create(
+        pool=world.shared,
+        project=each.project,
+        owner=each.member,
+        name="sprint",
+        units=len(units),
+        start=start,
+        end=end,
+        state="active",
+        created_at=world.now,
+    )
+    for unit in units:
+        BoundUnit.objects.create(reservation=made, unit=unit, slots=unit.slots, period=DateTimeTZRange(start, end))
+    return made
+
+
+def host_state(host: Host, moment: dt.datetime, *, lease: str = "alive", admin: str = "in_service", repair: str = "well") -> None:
+    """The host's states from ``moment`` on."""
+    HostStateChange.objects.create(host=host, lease_state=lease, admin_state=admin, repair_state=repair, at=moment)
+
+
+def batch(sequence: int, unit: Unit, start: dt.datetime, count: int, *, every: float = 10, **reading: Any) -> SampleBatch:
+    """``count`` samples of one unit, ``every`` seconds from ``start``."""
+    values: dict[str, Any] = {"utilisation": 50.0, "memory_used_mib": 1000, "processes": 1} | reading
+    return SampleBatch(
+        sequence=sequence,
+        rows=[SampleRow(unit=unit.uuid, ts=start.timestamp() + number * every, **values) for number in range(count)],
+    )
