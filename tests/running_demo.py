@@ -1,0 +1,68 @@
+"""A whole demo for tests that need one: started as people start it, in a folder and on ports of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Demo:
+    """One running `./run demo` in a state folder and on ports of its own."""
+
+    def __init__(self, root: Path, folder: Path, port: int) -> None:
+        self.root, self.folder, self.port = root, folder, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.output = folder.parent / "demo.out"
+        with self.output.open("wb") as out:
+            options = ("--state", str(folder), "--port", str(port), "--no-history")
+            self.process = subprocess.Popen(
+                [sys.executable, str(root / "run"), "demo", *options],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
+            )
+
+    def wait_ready(self, seconds: float = 90) -> None:
+        self.wait_for(lambda: "is ready" in self.output.read_text(), seconds)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text() + json.dumps(self.status())
+            time.sleep(0.1)
+
+    def status(self) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, str(self.root / "run"), "status", "--json", "--state", str(self.folder)],
+            capture_output=True,
+            text=True,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def answers(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def sign_ins(self) -> dict[str, str]:
+        """Password by user name."""
+        made = json.loads((self.folder / "organisation.json").read_text())
+        return {entry["username"]: entry["password"] for entry in made["sign_ins"]}
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(90)
