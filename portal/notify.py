@@ -62,8 +62,8 @@ def tell(now: datetime) -> int:
 
 
 def topic(user_id: int) -> str:
-    """The live topic of one user's notices."""
-    return f"notices:{user_id}"
+    """The live topic of what is one user's own (portal/edge/events.py)."""
+    return f"user:{user_id}"
 
 
 def _since(now: datetime) -> datetime:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,10 +13,9 @@ from portal.models import User
 from portal.services import audit
 from portal.validation import HOST_NAME, Checks
 from scheduler import services as engine
-from scheduler.models import Host, JoinToken, MaintenanceWindow, Pool, Reservation, Workload
+from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
 from scheduler.states import AdminState, ReservationState, WorkloadState
 
-TOKEN_LIFE = timedelta(minutes=15)
 LONGEST_MAINTENANCE = timedelta(days=90)
 
 
@@ -36,8 +33,8 @@ def add_host(
     checks.done()
     try:
         with transaction.atomic():
-            host = Host.objects.create(pool=pool, name=name, labels=clean, created_at=now)
-            text = _join_token(host, now)
+            host = engine.add_host(pool=pool, name=name, labels=clean, now=now)
+            text = engine.issue_join_token(host, now=now)
             audit.record(
                 actor=actor, via=via, now=now, verb="add_host", target=host, after={"pool": pool.slug, "name": name, "labels": clean}
             )
@@ -50,8 +47,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
     """Another token for a host whose first one ran out. Tokens not used yet stop working. Raises NotAllowed."""
     policy.require(actor, "host.change")
     with transaction.atomic():
-        JoinToken.objects.filter(host=host, used_at=None, expires_at__gt=now).update(expires_at=now)
-        text = _join_token(host, now)
+        text = engine.issue_join_token(host, now=now)
         audit.record(actor=actor, via=via, now=now, verb="new_join_token", target=host)
     return text
 
@@ -61,9 +57,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     policy.require(actor, "host.change")
     why = _why(why)
     with transaction.atomic():
-        JoinToken.objects.filter(host=host, used_at=None, expires_at__gt=now).update(expires_at=now)
-        Host.objects.filter(pk=host.pk).update(credential_hash="", credential_expires_at=None)
-        host.refresh_from_db()
+        engine.revoke_credential(host, now=now)
         audit.record(actor=actor, via=via, now=now, verb="revoke_host", target=host, why=why)
     return host
 
@@ -159,11 +153,3 @@ def _why(value: Any) -> str:
 
 def _limit(workload: Workload, now: datetime) -> datetime:
     return (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
-
-
-def _join_token(host: Host, now: datetime) -> str:
-    text = f"gpj_{secrets.token_urlsafe(32)}"
-    JoinToken.objects.create(
-        host=host, token_hash=hashlib.sha256(text.encode()).hexdigest(), created_at=now, expires_at=now + TOKEN_LIFE
-    )
-    return text

@@ -16,7 +16,6 @@ from portal.services import audit
 from portal.services.asks import models_of
 from portal.validation import Checks
 from scheduler.models import Gpu, Pool, Project, Team
-from telemetry import statements
 from telemetry.models import Budget, CostCentre, Price, Statement
 
 HIGHEST_PRICE = Decimal(100_000)
@@ -126,6 +125,8 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 
     Raises Invalid, NotAllowed, Conflict when it is closed already or a check fails (the message names the check).
     """
+    from telemetry import statements
+
     policy.require(actor, "statement.close")
     checks = Checks()
     month = _ended_month(checks, month, now)
