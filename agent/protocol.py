@@ -136,6 +136,7 @@ class Desired:
     credential: str = ""  # a renewed credential, when this one is old
     credential_expires_at: float | None = None
     poll_seconds: float = 5.0
+    answers: int = 0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
     kind: str = "desired"
 
 

@@ -1,0 +1,235 @@
+"""The agent's command line. A wrong argument ends it with one line that names the argument, the value and what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from agent import AGENT_VERSION
+from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant
+from agent.state import State, StateError
+
+WRONG = 2
+FAILED = 1
+LARGEST_XID = 10_000
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"{self.prog}: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; gives the exit status."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except (StateError, BadSimulation, RuntimeError) as error:
+        print(f"agent: {error}", file=sys.stderr)
+        return WRONG if isinstance(error, (StateError, BadSimulation)) else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="agent", description="The program on GPU hosts.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=AGENT_VERSION)
+    commands = parser.add_subparsers(required=True, metavar="run|probe|plant-xid", parser_class=_Parser)
+
+    run = commands.add_parser("run", help="keep this host's part of the pool", allow_abbrev=False)
+    run.add_argument("--state", type=_folder, required=True, help="folder for credential, runs and spool")
+    run.add_argument("--edge", type=_edge, required=True, help="the server's address, like http://127.0.0.1:8001")
+    run.add_argument("--join-token", default="", help="single-use token from the hosts page, for the first start")
+    run.add_argument(
+        "--host", type=_host, default=None, help="the name the token was made for (default: this machine's)"
+    )
+    run.add_argument(
+        "--homes", type=_folder, default=None, help="folder of the users' homes (default: in the state folder)"
+    )
+    run.add_argument(
+        "--locks", type=_folder, default=None, help="folder of the GPU locks, one for all agents of a machine"
+    )
+    run.add_argument(
+        "--expose", type=_existing, action="append", default=[], help="a further path that workloads may read"
+    )
+    run.add_argument("--launcher", choices=("auto", "bubblewrap", "plain"), default="auto")
+    run.add_argument("--sample-seconds", type=_seconds, default=5.0, help="0.1 to 3600")
+    run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
+    _simulation(run)
+    run.set_defaults(run=_run)
+
+    probe = commands.add_parser("probe", help="print the hardware this agent can read", allow_abbrev=False)
+    probe.add_argument("--host", type=_host, default=None)
+    _simulation(probe)
+    probe.set_defaults(run=_probe)
+
+    event = commands.add_parser("plant-xid", help="make a simulated GPU report a hardware error", allow_abbrev=False)
+    event.add_argument("--state", type=_folder, required=True)
+    event.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
+    event.add_argument("--code", type=_whole(1, LARGEST_XID), required=True, help="XID, like 79")
+    event.set_defaults(run=_plant)
+    return parser
+
+
+def _simulation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--simulate", default="", metavar="8xH100-80GB", help="simulate these GPUs instead of reading NVML"
+    )
+    parser.add_argument(
+        "--simulate-mig", default="", metavar="0:7x1g.10gb", help="split simulated GPUs into MIG instances"
+    )
+
+
+def _folder(value: str) -> Path:
+    if not value.strip() or "\0" in value:
+        raise argparse.ArgumentTypeError("empty; give a folder")
+    path = Path(value).absolute()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{value} is a file; give a folder")
+    return path
+
+
+def _existing(value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute() or not path.exists() or path == Path("/"):
+        raise argparse.ArgumentTypeError(f"{value!r} is not an existing absolute path below /")
+    return path
+
+
+def _edge(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{value!r}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is not an address like http://127.0.0.1:8001 or https://edge.example.org"
+        )
+    return value.rstrip("/")
+
+
+def _host(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", value):
+        raise argparse.ArgumentTypeError(
+            f"{value[:80]!r} is not a host name of a-z, 0-9, . and -, at most 63 characters"
+        )
+    return value
+
+
+def _seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0.1 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds from 0.1 to 3600")
+    return number
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def convert(value: str) -> int:
+        if not re.fullmatch(r"\d{1,6}", value, re.ASCII) or not least <= int(value) <= most:
+            raise argparse.ArgumentTypeError(f"{value[:20]!r} is not a whole number from {least} to {most}")
+        return int(value)
+
+    return convert
+
+
+def _run(options: argparse.Namespace) -> int:
+    from agent.daemon import Options  # aiohttp is only needed here
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    models = _simulated_models(options)
+    state = State(options.state)
+    host = options.host or state.identity.host or _own_name()
+    if not state.identity.credential and not options.join_token:
+        raise StateError("--join-token: needed for the first start; make one on the hosts page")
+    if state.identity.host and options.host and options.host != state.identity.host:
+        raise StateError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
+    if state.folder in (options.homes, options.locks):
+        raise StateError("--homes and --locks: must not be the state folder itself")
+    started = Options(options.edge, options.join_token, host, options.sample_seconds, options.on_exit == "stop")
+    asyncio.run(_keep(started, state, models, options))
+    return 0
+
+
+async def _keep(started: object, state: State, models: list[str], options: argparse.Namespace) -> None:
+    from agent.daemon import Agent, Options
+    from agent.launchers import choose
+    from agent.runs import Runs
+
+    assert isinstance(started, Options)
+    state.lay_out_tools()
+    launcher, notes = choose(options.launcher, state.folder / "probe")
+    for note in notes:
+        logging.getLogger("agent").warning(note)
+    if models:
+        slices = parse_mig(options.simulate_mig, models)
+        meter = SimulatedMeter(started.host, models, slices, state.folder)
+    else:
+        raise RuntimeError("no NVML")
+    hardware = await meter.hardware()
+    homes = options.homes or state.folder / "homes"
+    homes.mkdir(parents=True, exist_ok=True, mode=0o700)
+    locks_folder = options.locks or (state.folder / "locks" if meter.simulated else _machine_locks())
+    runs = Runs(state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose)
+    await Agent(started, state, launcher, meter, hardware, runs, notes).run()
+
+
+def _machine_locks() -> Path:
+    """Real GPUs are one per machine, so their locks are too."""
+    shared = Path("/run/lock")
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"gpupool-{os.getuid()}"
+
+
+def _own_name() -> str:
+    name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip(".-")[:63]
+    return name or "host"
+
+
+def _simulated_models(options: argparse.Namespace) -> list[str]:
+    if options.simulate_mig and not options.simulate:
+        raise BadSimulation("--simulate-mig: needs --simulate")
+    return parse_models(options.simulate) if options.simulate else []
+
+
+def _probe(options: argparse.Namespace) -> int:
+    models = _simulated_models(options)
+
+    async def show(folder: Path) -> None:
+        meter = SimulatedMeter(options.host or _own_name(), models, parse_mig(options.simulate_mig, models), folder)
+        hardware = await meter.hardware()
+        rows = await meter.sample({}, time.time())
+        print(
+            json.dumps(
+                {"simulated": meter.simulated, "hardware": asdict(hardware), "samples": [asdict(row) for row in rows]},
+                indent=2,
+            )
+        )
+        await meter.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(show(Path(folder)))
+    return 0
+
+
+def _plant(options: argparse.Namespace) -> int:
+    print(plant(options.state, options.gpu, options.code, time.time()))
+    return 0

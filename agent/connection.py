@@ -1,0 +1,209 @@
+"""The agent's line to the edge: joining, the sync WebSocket, and coming back when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from agent.protocol import (
+    FRAMES_DOWN,
+    JOIN_PATH,
+    SYNC_PATH,
+    VERSION,
+    Desired,
+    JoinAnswer,
+    JoinRequest,
+    ProtocolError,
+    Refused,
+    decode,
+    encode,
+    parse,
+)
+from agent.runs import boottime
+from agent.state import State, boot_id
+
+if TYPE_CHECKING:
+    from agent.daemon import Agent
+
+log = logging.getLogger("agent.connection")
+
+FIRST_RETRY_SECONDS = 0.25
+LONGEST_RETRY_SECONDS = 8.0
+REFUSED_RETRY_SECONDS = 30.0
+HEARTBEAT_SECONDS = 15.0
+CONNECT_SECONDS = 20.0
+LARGEST_FRAME = 16 << 20
+LARGEST_JOIN_ANSWER = 1 << 16
+LOG_SECONDS = 0.4  # how often running workloads' logs are looked at
+SHORTEST_GAP_SECONDS = 0.05  # between two Observed frames
+BATCHES_AHEAD = 100  # sent and not yet committed
+RESEND_SECONDS = 60.0  # a batch that was sent and is not committed after this is sent again
+
+
+class Unwelcome(Exception):
+    """The server said no."""
+
+
+async def join(session: aiohttp.ClientSession, edge: str, state: State, token: str, host: str) -> None:
+    """Trade a single-use token for this host's credential. Raises Unwelcome, or aiohttp.ClientError while the edge is away."""
+    request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id())
+    async with session.post(edge + JOIN_PATH, json=dataclasses.asdict(request)) as answer:
+        body = (await answer.content.read(LARGEST_JOIN_ANSWER)).decode("utf-8", "replace")
+        if answer.status >= 500:
+            raise aiohttp.ClientError(f"the edge answered {answer.status} to the join")
+        if answer.status != 200:
+            raise Unwelcome(f"--join-token: the server refused it ({answer.status}): {_sentence(body)}")
+        try:
+            joined = parse(JoinAnswer, json.loads(body))
+        except (ValueError, ProtocolError) as error:
+            raise Unwelcome(f"--edge: {edge} is not a gpupool edge: {error}") from None
+    state.remember(host=joined.host, credential=joined.credential, expires_at=joined.credential_expires_at)
+    log.info("joined as %s", joined.host)
+
+
+def _sentence(body: str) -> str:
+    try:
+        data = json.loads(body)
+        return str(next(data[key] for key in ("reason", "detail", "error", "message") if key in data))
+    except (ValueError, TypeError, StopIteration):
+        return " ".join(body.split())[:200]
+
+
+class Connection:
+    """Keeps one sync WebSocket for ever. What is to be said comes from the Agent; what is heard goes to it."""
+
+    def __init__(
+        self, agent: Agent, session: aiohttp.ClientSession, edge: str, rejoin: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        self._agent = agent
+        self._session = session
+        self._edge = edge
+        self._rejoin = rejoin
+        self.due = asyncio.Event()  # something is to be sent now
+        self.connected = False
+        self._sequence = 0
+        self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
+
+    async def keep(self) -> None:
+        """Connect, talk, and connect again with growing, jittered pauses."""
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                await self._talk()
+                wait = random.uniform(0, pause)
+            except Unwelcome as error:
+                log.warning("%s", error)
+                wait = random.uniform(0.5, 1) * REFUSED_RETRY_SECONDS
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                log.info("the edge is away: %s", error or type(error).__name__)
+                wait = random.uniform(0, pause)
+            pause = FIRST_RETRY_SECONDS if time.monotonic() - began > 30 else min(LONGEST_RETRY_SECONDS, pause * 2)
+            await asyncio.sleep(wait)
+
+    async def _talk(self) -> None:
+        headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
+        try:
+            socket = await asyncio.wait_for(
+                self._session.ws_connect(
+                    self._edge + SYNC_PATH, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=LARGEST_FRAME
+                ),
+                CONNECT_SECONDS,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            await self._refused_at_the_door(error.status)
+            return
+        async with socket:
+            self._sent_at.clear()
+            self._agent.on_connect()
+            self.connected = True
+            sender = asyncio.create_task(self._send(socket))
+            reader = asyncio.create_task(self._read(socket))
+            try:
+                done, _ = await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.connected = False
+                for task in (sender, reader):
+                    task.cancel()
+                await asyncio.gather(sender, reader, return_exceptions=True)
+            for task in done:
+                task.result()
+
+    async def _refused_at_the_door(self, status: int) -> None:
+        if status in (401, 403):
+            if self._rejoin is not None:
+                log.info("the credential is not accepted any more: joining again")
+                rejoin, self._rejoin = self._rejoin, None  # a token counts once
+                await rejoin()
+                return
+            raise Unwelcome("the server does not accept this host's credential: make a new join token for it")
+        raise aiohttp.ClientError(f"the edge answered {status}")
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                continue
+            try:
+                frame = decode(message.data, FRAMES_DOWN)
+            except ProtocolError as error:
+                log.error("a frame of the edge is not of this protocol: %s", error)
+                continue
+            if isinstance(frame, Refused):
+                if frame.retry:
+                    log.info("the edge asks to come back: %s", frame.reason)
+                    return
+                raise Unwelcome(f"the server refused this agent: {frame.reason}")
+            if isinstance(frame, Desired):
+                await self._agent.on_desired(frame, self._spoke_at(frame))
+
+    def _spoke_at(self, desired: Desired) -> float:
+        """Since when (CLOCK_BOOTTIME) the server counts this host's lease: when the Observed that it last handled went out."""
+        if not desired.answers:
+            return boottime()
+        return self._sent_at.get(desired.answers, 0.0)  # a frame of an earlier connection renews nothing
+
+    async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        agent = self._agent
+        agent.changed = True
+        next_observed = 0.0
+        while True:
+            now = time.monotonic()
+            if agent.changed or now >= next_observed:
+                agent.changed = False
+                await self._send_observed(socket)
+                next_observed = now + agent.poll_seconds
+            for event in agent.health_due():
+                await socket.send_str(encode(event))
+            await self._send_samples(socket)
+            for chunk in agent.log_chunks():
+                await socket.send_str(encode(chunk))
+            self.due.clear()
+            if not agent.changed:
+                try:
+                    await asyncio.wait_for(
+                        self.due.wait(), min(LOG_SECONDS, max(0.01, next_observed - time.monotonic()))
+                    )
+                except TimeoutError:
+                    continue
+            await asyncio.sleep(SHORTEST_GAP_SECONDS)
+
+    async def _send_observed(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._sequence += 1
+        observed = self._agent.observed(self._sequence)
+        self._sent_at[self._sequence] = boottime()
+        if len(self._sent_at) > 1000:
+            del self._sent_at[next(iter(self._sent_at))]
+        await socket.send_str(encode(observed))
+        self._agent.on_observed_sent(observed)
+
+    async def _send_samples(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        for batch in self._agent.batches_due():
+            await socket.send_str(encode(batch))

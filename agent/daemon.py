@@ -1,0 +1,446 @@
+"""The agent itself: keeps the line to the edge, brings this host to its desired state, samples its GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from agent import AGENT_VERSION, logs, processes
+from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
+from agent.launchers import Launcher
+from agent.meter import Hardware, HardwareEvent, Meter, Use
+from agent.notebook import watch
+from agent.protocol import VERSION, Desired, Health, Inventory, LogChunk, Observed, RunWanted, SampleBatch, SampleRow
+from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
+from agent.runs import Run, Runs, boottime, declared_load
+from agent.spool import Spool
+from agent.state import State, boot_id, read_json, write_json
+from agent.streams import Streams
+
+log = logging.getLogger("agent")
+
+LOOK_SECONDS = 0.2  # how often the shims' files are read
+EVENTS_SECONDS = 1.0
+ASK_STARTING_SECONDS = 0.1  # a notebook that is starting
+ASK_READY_SECONDS = 3.0
+ROWS_OFFLINE = 12  # samples per batch while the edge is away: fewer, larger files
+HEALTH_RESENT_SECONDS = (
+    86_400.0  # after a reconnect, events younger than this are said again; their ids make that harmless
+)
+LOG_CHUNKS_AT_ONCE = 4  # per run and round, so that one loud workload does not hold up the others
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the agent was started."""
+
+    edge: str
+    join_token: str
+    host: str
+    sample_seconds: float
+    stop_on_exit: bool
+
+
+class Agent:
+    """One host's agent. Everything is on one event loop; what may block (NVML) is in another process."""
+
+    def __init__(
+        self,
+        options: Options,
+        state: State,
+        launcher: Launcher,
+        meter: Meter,
+        hardware: Hardware,
+        runs: Runs,
+        notes: list[str],
+    ) -> None:
+        self.options = options
+        self.state = state
+        self.runs = runs
+        self.meter = meter
+        self.changed = True  # the server should hear of something
+        self.poll_seconds = 5.0
+        self._inventory = _inventory(hardware, launcher, meter, notes)
+        self._spool = Spool(state.folder / "spool")
+        self._sent_batches = 0
+        self._sent_batches_at = 0.0
+        self._knows_committed = False
+        self._unsaved: list[SampleRow] = []
+        self._health_folder = state.folder / "health"
+        self._health_folder.mkdir(exist_ok=True, mode=0o700)
+        self._health_due: list[Health] = []
+        self._desired: Desired | None = None
+        self._lease_until = 0.0
+        self._lease_seconds = 30.0
+        self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
+        self._boot_id = boot_id()
+        self._busy = asyncio.Lock()  # one reconciliation at a time
+        self._session: aiohttp.ClientSession | None = None
+        self._streams: Streams | None = None
+        self._connection: Connection | None = None
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Workloads go on after it, kept by their shims, until their lease ends."""
+        self.runs.adopt()
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            self._session = session
+            loops = (
+                self._keep_connection(session),
+                self._look(),
+                self._sample(),
+                self._watch_events(),
+                self._watch_notebooks(),
+            )
+            tasks = [asyncio.create_task(loop) for loop in loops]
+            ended = asyncio.create_task(stopped.wait())
+            try:
+                await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()  # a loop of ours failed: end, whoever keeps us starts us again
+            finally:
+                for task in [*tasks, ended]:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._close()
+
+    async def _close(self) -> None:
+        if self._streams is not None:
+            await self._streams.close()
+        if self._unsaved:
+            self._save_samples()
+        if self.options.stop_on_exit:
+            await self._stop_everything()
+        await self.meter.close()
+
+    async def _stop_everything(self) -> None:
+        for run in list(self.runs.runs.values()):
+            if run.state != "ended" and not run.stop_ordered:
+                self.runs.stop(Stop(run.id, "drained", 5.0))
+        until = boottime() + 10
+        while boottime() < until and any(run.state != "ended" for run in self.runs.runs.values()):
+            await asyncio.sleep(LOOK_SECONDS)
+            self.runs.look()
+
+    # the line to the edge
+
+    async def _keep_connection(self, session: aiohttp.ClientSession) -> None:
+        options = self.options
+
+        async def rejoin() -> None:
+            await self._join(session)
+
+        if not self.state.identity.credential:
+            await rejoin()
+            again = None
+        else:
+            again = rejoin if options.join_token else None
+        self._streams = Streams(session, options.edge, lambda: self.state.identity.credential, self._door)
+        self._connection = Connection(self, session, options.edge, again)
+        await self._connection.keep()
+
+    async def _join(self, session: aiohttp.ClientSession) -> None:
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await join(session, self.options.edge, self.state, self.options.join_token, self.options.host)
+                return
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                log.info("the edge is away: %s", error or type(error).__name__)
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_RETRY_SECONDS, pause * 2)
+
+    def _door(self, run_id: str) -> Path | None:
+        run = self.runs.runs.get(run_id)
+        return run.socket if run is not None and run.is_notebook and not run.ended else None
+
+    def _note_change(self) -> None:
+        self.changed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._connection is not None:
+            self._connection.due.set()
+
+    # what is said
+
+    def observed(self, sequence: int) -> Observed:
+        """Everything that is so on this host."""
+        return Observed(
+            version=VERSION,
+            agent_version=AGENT_VERSION,
+            boot_id=self._boot_id,
+            instance=self.state.identity.instance,
+            sequence=sequence,
+            inventory=self._inventory,
+            runs=self.runs.seen(),
+            spooled_batches=len(self._spool.pending(0)),
+        )
+
+    def on_observed_sent(self, observed: Observed) -> None:
+        """Ends that were said may be forgotten once the server no longer names them."""
+        for seen in observed.runs:
+            run = self.runs.runs.get(seen.run)
+            if run is not None and seen.state == "ended":
+                run.reported_ended = True
+
+    def on_connect(self) -> None:
+        """A new connection knows nothing of what was sent on the last one."""
+        self._knows_committed = False
+        self._sent_batches = 0
+        for run in self.runs.runs.values():
+            run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
+        self._health_due = self._recent_health()
+
+    def batches_due(self) -> Iterator[SampleBatch]:
+        """Batches to send now, in order; after a while without their commit they are due again."""
+        if not self._knows_committed:
+            return
+        now = time.monotonic()
+        if self._sent_batches > self._spool.committed and now - self._sent_batches_at > RESEND_SECONDS:
+            self._sent_batches = self._spool.committed
+        for number in self._spool.pending(self._sent_batches):
+            if number > self._spool.committed + BATCHES_AHEAD:
+                return
+            self._sent_batches = number
+            self._sent_batches_at = now
+            yield self._spool.read(number)
+
+    def log_chunks(self) -> Iterator[LogChunk]:
+        """Pieces of logs that the server does not have yet."""
+        for run in list(self.runs.runs.values()):
+            for _ in range(LOG_CHUNKS_AT_ONCE):
+                offset, text, following = logs.read(run.folder / "log", run.log_sent, ended=bool(run.ended))
+                if not text:
+                    break
+                run.log_sent = following
+                yield LogChunk(run.id, offset, text)
+
+    def health_due(self) -> Iterator[Health]:
+        """Hardware events not yet said on this connection."""
+        while self._health_due:
+            yield self._health_due.pop(0)
+
+    # what is heard
+
+    async def on_desired(self, desired: Desired, spoke_at: float) -> None:
+        """Take over what the server wants. ``spoke_at``: CLOCK_BOOTTIME from which it counts this host's lease."""
+        self.poll_seconds = min(60.0, max(0.2, desired.poll_seconds))
+        self._desired = desired
+        self._lease_seconds = max(1.0, desired.lease_seconds)
+        self._lease_until = spoke_at + self._lease_seconds
+        named = {wanted.run for wanted in desired.runs}
+        self.runs.renew(named, self._lease_until)
+        now = boottime()
+        for run in self.runs.runs.values():
+            run.unnamed_since = None if run.id in named else run.unnamed_since or now
+        for wanted in desired.runs:
+            if wanted.secret and wanted.run in self.runs.runs:
+                self.runs.runs[wanted.run].secret = wanted.secret
+        for name in [name for name in self.runs.waiting if name not in named]:
+            del self.runs.waiting[name]
+            self._note_change()
+        if desired.credential and desired.credential != self.state.identity.credential:
+            self.state.remember(
+                host=desired.host, credential=desired.credential, expires_at=desired.credential_expires_at
+            )
+        self._commit(desired)
+        self._keep_log_marks()
+        if self._streams is not None:
+            self._streams.keep(desired.streams)
+        await self._reconcile()
+
+    def _commit(self, desired: Desired) -> None:
+        if desired.committed_sequence > self._spool.last:
+            log.warning(
+                "the server has more batches than this spool: numbering goes on after %s", desired.committed_sequence
+            )
+            self._sent_batches = 0
+        self._spool.commit(desired.committed_sequence)
+        self._knows_committed = True
+
+    def _keep_log_marks(self) -> None:
+        """What was sent before the last Desired was surely received: after a restart the log goes on from there."""
+        for run in self.runs.runs.values():
+            mark = self._log_marks.get(run.id, 0)
+            if mark and mark != (read_json(run.folder / "log_sent.json") or {}).get("offset"):
+                self.runs.keep_log_mark(run, mark)
+            self._log_marks[run.id] = run.log_sent
+
+    async def _reconcile(self) -> None:
+        if self._desired is None:
+            return
+        async with self._busy:
+            actions = plan(
+                self._desired,
+                [run.held() for run in self.runs.runs.values()],
+                refusal=self.state.generations.refusal,
+                known_units=self.runs.known_units,
+                now=boottime(),
+            )
+            for action in actions:
+                await self._do(action)
+        if actions:
+            self._note_change()
+
+    async def _do(self, action: object) -> None:
+        match action:
+            case Start(wanted):
+                await self._start(wanted)
+            case Refuse(wanted, outcome, why):
+                self.runs.refuse(wanted, outcome, why)
+            case Notice(wanted):
+                self.runs.notice(wanted)
+            case Withdraw(run):
+                self.runs.withdraw(run)
+            case Stop():
+                self.runs.stop(action)
+            case Forget(run):
+                self.runs.forget(run)
+
+    async def _start(self, wanted: RunWanted) -> None:
+        if boottime() >= self._lease_until:
+            return  # what the server wanted is too old to begin anything
+        await self.runs.start(wanted, self._lease_until)
+
+    # what happens here
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.runs.look():
+                self._note_change()
+            if self.runs.waiting or self._something_to_forget():
+                await self._reconcile()
+
+    def _something_to_forget(self) -> bool:
+        patience = 2 * self.poll_seconds
+        return any(
+            run.unnamed_since is not None and boottime() - run.unnamed_since > patience and not run.stop_ordered
+            for run in self.runs.runs.values()
+        )
+
+    async def _sample(self) -> None:
+        while True:
+            began = time.monotonic()
+            uses = await asyncio.to_thread(self._uses, list(self.runs.holders().items()))
+            self._unsaved += await self.meter.sample(uses, time.time())
+            online = self._connection is not None and self._connection.connected
+            if online or len(self._unsaved) >= ROWS_OFFLINE * max(1, len(self._claims())):
+                self._save_samples()
+                self._wake()
+            await asyncio.sleep(max(0.0, self.options.sample_seconds - (time.monotonic() - began)))
+
+    def _claims(self) -> frozenset[str]:
+        return self.runs.known_units
+
+    def _save_samples(self) -> None:
+        try:
+            self._spool.add(self._unsaved)
+        except OSError as error:
+            log.error("samples are lost: %s", error)  # a full disk: unknown, not zero
+        self._unsaved = []
+
+    def _uses(self, holders: list[tuple[str, Run]]) -> dict[str, Use]:
+        everything = processes.scan()
+        by_run: dict[str, Use] = {}
+        found: dict[str, Use] = {}
+        for unit, run in holders:
+            if run.id not in by_run:
+                by_run[run.id] = _use(run, everything)
+            found[unit] = by_run[run.id]
+        return found
+
+    async def _watch_events(self) -> None:
+        while True:
+            for event in await self.meter.events(time.time()):
+                self._note_event(event)
+            await asyncio.sleep(EVENTS_SECONDS)
+
+    def _note_event(self, event: HardwareEvent) -> None:
+        log.warning("hardware event %s on %s: %s", event.code, event.gpu, event.detail)
+        health = Health(event.event_id, event.gpu, event.source, event.code, event.ts, event.detail)
+        write_json(self._health_folder / f"{event.event_id}.json", dataclasses.asdict(health))
+        self._health_due.append(health)
+        self._wake()
+
+    def _recent_health(self) -> list[Health]:
+        recent: list[Health] = []
+        oldest = time.time() - HEALTH_RESENT_SECONDS
+        for path in sorted(self._health_folder.glob("*.json")):
+            data = read_json(path)
+            if data is None or data["ts"] < oldest:
+                path.unlink()
+            else:
+                recent.append(Health(**data))
+        return sorted(recent, key=lambda health: health.ts)
+
+    async def _watch_notebooks(self) -> None:
+        asked: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(ASK_STARTING_SECONDS)
+            now = time.monotonic()
+            for run in [run for run in self.runs.runs.values() if run.is_notebook and run.state == "running"]:
+                every = ASK_READY_SECONDS if run.ready else ASK_STARTING_SECONDS
+                if run.secret and now - asked.get(run.id, 0.0) >= every:
+                    asked[run.id] = now
+                    await self._ask_notebook(run)
+
+    async def _ask_notebook(self, run: Run) -> None:
+        activity = await watch.ask(run.socket, run.secret)
+        before = (run.step, run.ready, run.activity)
+        if activity is not None:
+            (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
+            run.ready, run.activity, run.step = True, activity, "ready"
+        elif not run.ready:
+            run.step = "starting JupyterLab"
+        if (run.step, run.ready, run.activity) != before:
+            self._note_change()
+
+
+def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
+    tree = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
+    own = [process for process in tree if process.name != "bwrap"]
+    computing = sum(1 for process in own if _is_kernel(process.pid)) if run.is_notebook else min(1, len(own))
+    load, memory = declared_load(run)
+    return Use(
+        run=run.id,
+        pids=frozenset(process.pid for process in own),
+        cpu_seconds=sum(process.cpu_seconds for process in own),
+        gpu_processes=computing,
+        declared_utilisation=load,
+        declared_memory_mib=memory,
+    )
+
+
+def _is_kernel(pid: int) -> bool:
+    try:
+        return b"ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _inventory(hardware: Hardware, launcher: Launcher, meter: Meter, notes: list[str]) -> Inventory:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return Inventory(
+        gpus=hardware.gpus,
+        cpu_milli=(os.cpu_count() or 1) * 1000,
+        memory_mib=memory,
+        isolation=launcher.name,
+        simulated=meter.simulated,
+        driver_version=hardware.driver_version,
+        notes=[*notes, *hardware.notes],
+    )

@@ -1,0 +1,80 @@
+"""Locks on the host: one GPU slot, one workload, whatever any server says.
+
+A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file of its slot range
+exclusively. The locks (flock) belong to open files that the shim and the workload's processes inherit: they are free when,
+and only when, the last of them is gone, however the agent ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SLOTS_OF_A_GPU = 840
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Slots of one GPU that a run is to hold: ``[first, first + slots)`` of 840."""
+
+    gpu: str
+    first: int
+    slots: int
+
+    @property
+    def whole(self) -> bool:
+        return self.slots == SLOTS_OF_A_GPU
+
+
+class Busy(Exception):
+    """Somebody still holds one of the slots; ``claim`` says which."""
+
+    def __init__(self, claim: Claim) -> None:
+        super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
+        self.claim = claim
+
+
+class HeldLocks:
+    """Open lock files. ``close`` drops this process's hold: the locks stay while an heir has them open."""
+
+    def __init__(self, descriptors: list[int]) -> None:
+        self.descriptors = descriptors
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+def take(folder: Path, claims: list[Claim]) -> HeldLocks:
+    """All of the locks or none, in sorted order, without waiting. Raises Busy."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = HeldLocks([])
+    try:
+        for claim in sorted(claims, key=lambda claim: (claim.gpu, claim.first)):
+            kind = fcntl.LOCK_EX if claim.whole else fcntl.LOCK_SH
+            _lock(held, folder / _name(claim.gpu), kind, claim)
+            if not claim.whole:
+                path = folder / f"{_name(claim.gpu)}.{claim.first}-{claim.first + claim.slots}"
+                _lock(held, path, fcntl.LOCK_EX, claim)
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+def _lock(held: HeldLocks, path: Path, kind: int, claim: Claim) -> None:
+    # Opened for reading only: a workload inherits the descriptor and must not be able to leave bytes for the next tenant.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
+    held.descriptors.append(descriptor)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(claim) from None
+
+
+def _name(gpu: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", gpu)

@@ -1,0 +1,60 @@
+"""The seam between the agent and whatever reads GPUs: real NVML in a process of its own, or a simulated one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agent.protocol import GpuSeen, SampleRow
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a host has. ``devices``: per unit uuid the device nodes that its holder needs beside the shared ones."""
+
+    gpus: list[GpuSeen]
+    driver_version: str = ""
+    notes: list[str] = field(default_factory=list)
+    devices: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the run that holds a unit does, as far as the host can see without asking the GPU."""
+
+    run: str
+    pids: frozenset[int]
+    cpu_seconds: float  # of all its processes, since it began
+    gpu_processes: int  # of these, processes that may compute: for a notebook its kernels
+    declared_utilisation: float | None = None  # simulated GPUs only: what the workload says of itself
+    declared_memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class HardwareEvent:
+    """Something that happened to a GPU: ``code`` like "xid:79"."""
+
+    event_id: str
+    gpu: str
+    source: str
+    code: str
+    ts: float
+    detail: str = ""
+
+
+class Meter(Protocol):
+    """Reads the GPUs of one host."""
+
+    simulated: bool
+
+    async def hardware(self) -> Hardware:
+        """The inventory."""
+
+    async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
+        """One row per unit, stamped ``now`` (seconds since the epoch). ``uses``: by unit uuid. What can't be read is None."""
+
+    async def events(self, now: float) -> list[HardwareEvent]:
+        """What happened since the last call."""
+
+    async def close(self) -> None:
+        """Let go of the hardware."""

@@ -1,0 +1,63 @@
+"""Starts JupyterLab for one run, inside its sandbox:  gpupool_notebook.py SECRET_FILE SOCKET HOME
+
+Only what a notebook needs is loaded: the lab and the terminals. No look for extensions or news on the network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+LONGEST_SOCKET_PATH = 100
+
+
+def _reachable(socket: str) -> str:
+    """The same socket under a path that fits a socket address (outside a sandbox the real one can be too long)."""
+    if len(socket) <= LONGEST_SOCKET_PATH:
+        return socket
+    folder = os.open(os.path.dirname(socket), os.O_PATH | os.O_DIRECTORY)
+    return f"/proc/self/fd/{folder}/{os.path.basename(socket)}"
+
+
+def main(secret_file: str, socket: str, home: str) -> None:
+    """Serve until told to stop."""
+    print("starting JupyterLab", flush=True)
+    from gpupool_identity import EdgeIdentityProvider  # type: ignore[import-not-found]  # laid out beside this file
+    from jupyter_server.serverapp import ServerApp
+    from traitlets.config import Config
+
+    EdgeIdentityProvider.secret = Path(secret_file).read_text()
+    EdgeIdentityProvider.owner = os.environ.get("USER") or "owner"
+    Path(socket).unlink(missing_ok=True)
+
+    config = Config()
+    server = config.ServerApp
+    server.identity_provider_class = EdgeIdentityProvider
+    server.sock = _reachable(socket)
+    server.sock_mode = "0600"
+    server.root_dir = home
+    server.default_url = "/lab"
+    server.open_browser = False
+    server.allow_remote_access = True  # which Host may be used is the edge's decision
+    server.allow_unauthenticated_access = False
+    server.terminals_enabled = True
+    server.allow_root = True  # the sandbox's only user may be root outside; it has no powers
+    server.disable_check_xsrf = False
+    server.shutdown_no_activity_timeout = 0
+    config.IdentityProvider.token = ""
+    config.LabApp.news_url = None
+    config.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
+    config.LabApp.extension_manager = "readonly"
+    config.ContentsManager.allow_hidden = False
+    config.FileContentsManager.delete_to_trash = False
+    extensions = {"jupyterlab": True, "jupyter_server_terminals": True}
+    application = ServerApp.instance(config=config, jpserver_extensions=extensions)
+    os.environ["JUPYTER_NO_CONFIG"] = "1"  # a file in the home must not keep the server from starting
+    application.initialize(argv=[], find_extensions=False)
+    del os.environ["JUPYTER_NO_CONFIG"]
+    application.start()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

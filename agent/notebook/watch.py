@@ -1,0 +1,66 @@
+"""Asks a run's notebook server whether it answers and what its kernels do, without counting as somebody's activity."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent.doors import NoDoor, socket_path
+
+ANSWER_SECONDS = 5.0
+LARGEST_ANSWER = 1 << 20
+
+
+async def ask(socket: Path, secret: str) -> dict[str, Any] | None:
+    """The notebook's activity, or None while it does not answer.
+
+    kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals,
+    last_activity (seconds since the epoch).
+    """
+    try:
+        with socket_path(socket) as path:
+            connector = aiohttp.UnixConnector(path)
+            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+            headers = {"X-Gpupool-Secret": secret}
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+                status = await _get(session, "status")
+                kernels = await _get(session, "kernels")
+                terminals = await _get(session, "terminals")
+    except (TimeoutError, NoDoor, aiohttp.ClientError, OSError, ValueError):
+        return None
+    return _activity(status, kernels, terminals)
+
+
+async def _get(session: aiohttp.ClientSession, what: str) -> Any:
+    async with session.get(f"http://notebook/api/{what}?no_track_activity=1") as answer:
+        answer.raise_for_status()
+        return json.loads(await answer.content.read(LARGEST_ANSWER))
+
+
+def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | None:
+    """The workload owns the server, so its answer is checked like any other input."""
+    if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
+        return None
+    listed = [kernel for kernel in kernels if isinstance(kernel, dict)]
+    return {
+        "kernels": len(listed),
+        "busy": sum(1 for kernel in listed if kernel.get("execution_state") in ("busy", "starting")),
+        "connections": sum(_count(kernel.get("connections")) for kernel in listed),
+        "terminals": len(terminals),
+        "last_activity": _seconds(status.get("last_activity")),
+    }
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else 0
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None

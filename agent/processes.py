@@ -1,0 +1,58 @@
+"""What runs on this host, read from /proc in one pass."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    name: str
+    start_ticks: int  # since boot: with the boot id it tells one process from a later one with the same pid
+    cpu_seconds: float  # of it and of its children that ended and were waited for
+
+
+def look(pid: int | str) -> Process | None:
+    """One living process, or None."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
+    return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
+
+
+def scan() -> dict[int, Process]:
+    """Every living process by pid."""
+    found = (look(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def below(everything: dict[int, Process], root: int) -> list[Process]:
+    """The processes below ``root``, without it."""
+    children: dict[int, list[Process]] = {}
+    for process in everything.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    waiting = [root]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.append(child)
+            waiting.append(child.pid)
+    return found
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether this very process lives: not another one that was given its pid later."""
+    process = look(pid)
+    return process is not None and process.start_ticks == start_ticks

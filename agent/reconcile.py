@@ -1,0 +1,169 @@
+"""What to do now: a pure function of what the server wants and what this host has.
+
+Nothing here remembers a message. Each time, everything wanted is compared with everything there is, so a lost, doubled, late
+or reordered frame changes nothing that the next one does not put right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agent.protocol import Desired, RunWanted
+
+VERBS = ("start", "notice", "stop")
+KINDS = ("job", "notebook")
+# Codes of a stop that are outcomes in their own right; any other code (an eviction, say) ends as cancelled.
+STOP_OUTCOMES = ("cancelled", "time_limit", "idle", "drained", "gpu_error")
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One run as this host has it. ``state``: starting, running, stopping or ended."""
+
+    run: str
+    state: str
+    noticed: bool = False
+    stop_ordered: bool = False
+    reported_ended: bool = False  # a frame that said so went out
+    unnamed_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not name it
+
+
+@dataclass(frozen=True)
+class Start:
+    wanted: RunWanted
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Never start it; report it as ended with ``outcome``, so that the server can close it."""
+
+    wanted: RunWanted
+    outcome: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    wanted: RunWanted
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """The notice no longer holds."""
+
+    run: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    run: str
+    outcome: str
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class Forget:
+    """It ended, the server knows: its folder may go."""
+
+    run: str
+
+
+Action = Start | Refuse | Notice | Withdraw | Stop | Forget
+
+
+def plan(
+    desired: Desired,
+    held: Iterable[Held],
+    *,
+    refusal: Callable[[int, list[str]], str],
+    known_units: frozenset[str],
+    now: float,
+    grace_seconds: float = 30.0,
+) -> list[Action]:
+    """The actions that bring this host nearer to ``desired``; none when it is there.
+
+    ``refusal(generation, units)`` says why a claim is not new ('' when it is). ``now``: CLOCK_BOOTTIME. A run that
+    the server does not name is stopped only after it stayed unnamed for two polls: one stale frame stops nobody.
+    """
+    actions: list[Action] = []
+    here = {run.run: run for run in held}
+    named = {wanted.run for wanted in desired.runs}
+    for wanted in sorted(desired.runs, key=lambda wanted: wanted.generation):
+        run = here.get(wanted.run)
+        action = _first(wanted, refusal, known_units) if run is None else _onwards(wanted, run)
+        if action is not None:
+            actions.append(action)
+            here.setdefault(wanted.run, Held(wanted.run, "starting"))  # a frame that names a run twice starts it once
+    patience = 2 * desired.poll_seconds
+    for run in here.values():
+        if run.run in named or run.unnamed_since is None or now - run.unnamed_since < patience:
+            continue
+        if run.state != "ended":
+            if not run.stop_ordered:
+                actions.append(Stop(run.run, "cancelled", grace_seconds))
+        elif run.reported_ended:
+            actions.append(Forget(run.run))
+    return actions
+
+
+def _first(wanted: RunWanted, refusal: Callable[[int, list[str]], str], known: frozenset[str]) -> Action | None:
+    """For a run this host has never had."""
+    wrong = mistake(wanted, known)
+    if wrong:
+        return Refuse(wanted, "start_failed", wrong) if _ID.fullmatch(wanted.run) else None
+    if wanted.verb == "stop":
+        return Refuse(wanted, stop_outcome(wanted.code), "stopped before it began")
+    stale = refusal(wanted.generation, wanted.unit_uuids)
+    if stale:
+        return Refuse(wanted, "start_failed", f"refused: {stale}")
+    return Start(wanted)
+
+
+def _onwards(wanted: RunWanted, run: Held) -> Action | None:
+    """For a run this host has."""
+    if run.state == "ended" or run.stop_ordered:
+        return None
+    if wanted.verb == "stop":
+        return Stop(wanted.run, stop_outcome(wanted.code), max(0.0, wanted.grace_seconds))
+    if wanted.verb == "notice" and not run.noticed:
+        return Notice(wanted)
+    if wanted.verb == "start" and run.noticed:
+        return Withdraw(wanted.run)
+    return None
+
+
+def stop_outcome(code: str) -> str:
+    """What a run ends as that goes when it is told to stop for ``code``."""
+    return code if code in STOP_OUTCOMES else "cancelled"
+
+
+def mistake(wanted: RunWanted, known_units: frozenset[str]) -> str:
+    """What is wrong with a wanted run: field, value and what is allowed. '' when nothing is."""
+    for field, pattern, allowed in (
+        ("run", _ID, "letters, digits and -"),
+        ("workload", _ID, "letters, digits and -"),
+        ("owner", _OWNER, "letters, digits and . _ @ + -, not first a . or -"),
+    ):
+        value = getattr(wanted, field)
+        if not pattern.fullmatch(value):
+            return f"{field}: {value[:60]!r} is not made of {allowed}"
+    if wanted.verb not in VERBS:
+        return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
+    if wanted.kind not in KINDS:
+        return f"kind: {wanted.kind[:60]!r} is not one of {', '.join(KINDS)}"
+    if wanted.verb != "stop" and wanted.kind == "job" and not wanted.command.strip():
+        return "command: empty; a job needs one"
+    if wanted.verb != "stop" and wanted.kind == "notebook" and not wanted.secret:
+        return "secret: empty; a notebook needs one"
+    strange = sorted(set(wanted.unit_uuids) - known_units)
+    if strange:
+        return f"unit_uuids: {strange[0][:60]!r} is not on this host"
+    for name in wanted.environment:
+        if not _NAME.fullmatch(name):
+            return f"environment: {name[:60]!r} is not a name of letters, digits and _"
+    return ""

@@ -1,0 +1,488 @@
+"""The runs of this host: each has a folder that it shares with its shim, and everything about it can be read from there.
+
+The agent may end at any line of this module: what it finds at its next start is a run that its shim keeps (adopted by boot
+id, pid and start time), one that ended, or one that never began (its generation is used up and it is reported as failed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent import locks, processes
+from agent.launchers import Box, Launcher, View
+from agent.locks import Claim
+from agent.meter import Hardware
+from agent.protocol import RunSeen, RunWanted
+from agent.reconcile import Held, Stop
+from agent.state import State, boot_id, read_json, write_json, write_text
+
+log = logging.getLogger("agent.runs")
+
+SHIM_START_SECONDS = 15.0
+LONGEST_WAIT_SECONDS = 300.0
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ACKNOWLEDGEMENT = ".done"
+LARGEST_DECLARATION = 4096
+
+
+def boottime() -> float:
+    """Seconds on CLOCK_BOOTTIME: counts through sleep, never jumps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class Run:
+    """One run as this agent sees it. ``about`` is what was wanted, without secret and environment."""
+
+    folder: Path
+    about: dict[str, Any]
+    shim: dict[str, Any] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)
+    noticed: bool = False
+    stop_ordered: bool = False
+    stopping: bool = False
+    spawned_at: float = 0.0  # CLOCK_BOOTTIME
+    step: str = ""
+    ready: bool = False
+    activity: dict[str, Any] = field(default_factory=dict)
+    checkpoint_at: float | None = None
+    secret: str = ""
+    reported_ended: bool = False
+    unnamed_since: float | None = None
+    log_sent: int = 0
+
+    @property
+    def id(self) -> str:
+        return str(self.about["run"])
+
+    @property
+    def is_notebook(self) -> bool:
+        return bool(self.about["kind"] == "notebook")
+
+    @property
+    def state(self) -> str:
+        if self.ended:
+            return "ended"
+        if self.stop_ordered or self.stopping:
+            return "stopping"
+        return "running" if "started_at" in self.shim else "starting"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "out" / "notebook.sock"
+
+    def seen(self) -> RunSeen:
+        """What the server is told of it."""
+        return RunSeen(
+            run=self.id,
+            generation=self.about["generation"],
+            state=self.state,
+            step=self.ended.get("error") or self.step,
+            ready=self.ready and not self.ended,
+            outcome=self.ended.get("outcome", ""),
+            exit_code=self.ended.get("exit_code"),
+            started_at=self.shim.get("started_at"),
+            ended_at=self.ended.get("ended_at"),
+            checkpoint_at=self.checkpoint_at,
+            activity=self.activity,
+        )
+
+    def held(self) -> Held:
+        """What ``reconcile`` needs of it."""
+        return Held(self.id, self.state, self.noticed, self.stop_ordered, self.reported_ended, self.unnamed_since)
+
+
+@dataclass
+class Waiting:
+    """A start that has to wait until the last holder of its units is gone."""
+
+    wanted: RunWanted
+    since: float
+    step: str
+
+
+class Runs:
+    """Every run this host has, by id, and the only code that starts or ends one."""
+
+    def __init__(
+        self,
+        state: State,
+        launcher: Launcher,
+        hardware: Hardware,
+        *,
+        homes: Path,
+        locks_folder: Path,
+        exposed: list[Path],
+    ) -> None:
+        self.state = state
+        self.launcher = launcher
+        self.hardware = hardware
+        self.homes = homes
+        self.locks_folder = locks_folder
+        self.exposed = exposed
+        self.runs: dict[str, Run] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self._claims = {
+            unit.uuid: Claim(gpu.uuid, unit.first_slot, unit.slots) for gpu in hardware.gpus for unit in gpu.units
+        }
+
+    @property
+    def known_units(self) -> frozenset[str]:
+        return frozenset(self._claims)
+
+    # what there is
+
+    def adopt(self) -> None:
+        """Take over what an agent before this one left: call once, before anything is started."""
+        for folder in sorted(self.state.runs.iterdir()):
+            about = read_json(folder / "run.json")
+            if about is None:
+                shutil.rmtree(folder, ignore_errors=True)  # its start went no further than this
+                continue
+            run = Run(
+                folder, about, spawned_at=0.0, log_sent=(read_json(folder / "log_sent.json") or {}).get("offset", 0)
+            )
+            order = read_json(folder / "order.json") or {}
+            run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
+            self.runs[run.id] = run
+            self._look_at(run)
+            if run.shim and not run.ended:
+                log.info("adopted run %s: its shim is pid %s", run.id, run.shim["pid"])
+
+    def look(self) -> bool:
+        """Read what the shims wrote since the last look; whether anything changed that the server should hear of."""
+        before = [run.seen() for run in self.runs.values()]
+        for run in self.runs.values():
+            if not run.ended:
+                self._look_at(run)
+        return before != [run.seen() for run in self.runs.values()]
+
+    def _look_at(self, run: Run) -> None:
+        run.checkpoint_at = self._acknowledged_at(run)
+        ended = read_json(run.folder / "exit.json")
+        if ended is not None:
+            self._note_end(run, ended)
+            return
+        if "started_at" not in run.shim:
+            run.shim = read_json(run.folder / "shim.json") or {}
+            if "started_at" in run.shim and not run.is_notebook:
+                run.step = "running"
+        run.stopping = run.stopping or (run.folder / "stopping.json").exists()
+        if not self._shim_lives(run):
+            self._bury(run)
+
+    def _shim_lives(self, run: Run) -> bool:
+        if not run.shim:
+            return boottime() - run.spawned_at < SHIM_START_SECONDS or self._alive_lock_is_held(run)
+        same_boot = run.shim["boot_id"] == boot_id()
+        return same_boot and processes.is_alive(run.shim["pid"], run.shim["start_ticks"])
+
+    def _alive_lock_is_held(self, run: Run) -> bool:
+        try:
+            descriptor = os.open(run.folder / "alive", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _bury(self, run: Run) -> None:
+        """A run whose shim is gone without a word: end what is left of it, then say so."""
+        ended = read_json(run.folder / "exit.json")  # it may have ended between our two looks
+        if ended is None:
+            if self._kill_rest(run):
+                return  # not empty yet: look again
+            if run.shim:
+                outcome, why = "host_lost", "the process that kept this workload was killed, or the host restarted"
+            else:
+                outcome, why = "start_failed", "the agent ended while it was starting this workload"
+            ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
+            write_json(run.folder / "exit.json", ended)
+        self._note_end(run, ended)
+
+    def _kill_rest(self, run: Run) -> bool:
+        """KILL every process that still carries the run's mark; whether there was one."""
+        mark = f"GPUPOOL_RUN={run.id}".encode()
+        found = False
+        for pid in processes.scan():
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue  # not ours to read, so not ours to end
+            if mark in environment:
+                found = True
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        return found
+
+    def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
+        run.ended = ended
+        run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
+        run.ready = False
+        (run.folder / "in" / "secret").unlink(missing_ok=True)
+        shutil.rmtree(run.folder / "tmp", ignore_errors=True)
+        (run.folder / "spec.json").unlink(missing_ok=True)
+
+    def _acknowledged_at(self, run: Run) -> float | None:
+        """When the workload last said that its checkpoint was written. The file is the workload's: never follow it."""
+        try:
+            found = os.lstat(self._checkpoint(run.about["workload"]) / ACKNOWLEDGEMENT)
+        except OSError:
+            return None
+        return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+
+    def seen(self) -> list[RunSeen]:
+        """Every run, and every start that waits."""
+        waiting = [
+            RunSeen(run=name, generation=entry.wanted.generation, state="starting", step=entry.step)
+            for name, entry in self.waiting.items()
+        ]
+        return [run.seen() for run in self.runs.values()] + waiting
+
+    def holders(self) -> dict[str, Run]:
+        """By unit uuid: the run that holds it now."""
+        return {unit: run for run in self.runs.values() if not run.ended for unit in run.about["unit_uuids"]}
+
+    # what is done
+
+    async def start(self, wanted: RunWanted, lease_until: float) -> None:
+        """Start it, or leave it waiting while its units are held. It is started at most once, whatever happens here."""
+        try:
+            held = locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
+        except locks.Busy as busy:
+            now = boottime()
+            entry = self.waiting.setdefault(wanted.run, Waiting(wanted, now, ""))
+            entry.step = f"waiting until {busy.claim.gpu} is free"
+            if now - entry.since > LONGEST_WAIT_SECONDS:
+                self.refuse(wanted, "start_failed", str(busy))
+            return
+        self.waiting.pop(wanted.run, None)
+        try:
+            self.state.generations.use(wanted.generation, wanted.unit_uuids)
+            run = self._lay_out(wanted, lease_until)
+            await self._spawn(run, wanted, held)
+        except OSError as error:
+            log.error("run %s: could not be started: %s", wanted.run, error)
+            self.refuse(wanted, "start_failed", f"could not be started: {error.strerror}")
+        finally:
+            held.close()
+
+    def _lay_out(self, wanted: RunWanted, lease_until: float) -> Run:
+        folder = self.state.runs / wanted.run
+        for name in ("in", "out", "tmp", "log"):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.homes / wanted.owner).mkdir(parents=True, exist_ok=True, mode=0o700)
+        checkpoint = self._checkpoint(wanted.workload)
+        checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (checkpoint / ACKNOWLEDGEMENT).unlink(missing_ok=True)  # an earlier attempt's word is not this one's
+        run = Run(folder, _about(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
+        write_text(folder / "lease", f"{lease_until:.3f}")
+        if wanted.secret:
+            write_text(folder / "in" / "secret", wanted.secret)
+        write_json(folder / "run.json", run.about)
+        self.runs[run.id] = run
+        return run
+
+    async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks) -> None:
+        alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            write_json(run.folder / "spec.json", {**self._spec(run, wanted), "alive_fd": alive})
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=os.open(run.folder / "shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
+                pass_fds=[alive, *held.descriptors],
+                cwd="/",
+                env={"PATH": SYSTEM_PATH},
+            )
+            await process.wait()  # the first of its two forks: the shim itself has no parent to wait for it
+        finally:
+            os.close(alive)
+
+    def _spec(self, run: Run, wanted: RunWanted) -> dict[str, Any]:
+        box = self._box(run, wanted)
+        self.launcher.prepare(box)
+        view = self.launcher.view(box)
+        return {
+            "argv": self.launcher.argv(box),
+            "env": _environment(wanted, view),
+            "cwd": str(box.home) if self.launcher.name == "plain" else "/",
+            "launcher": self.launcher.name,
+            "checkpoint_dir": str(box.checkpoint),
+            "signal_notice": wanted.kind == "job",
+            "grace_seconds": max(0.0, wanted.grace_seconds),
+            "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
+        }
+
+    def _box(self, run: Run, wanted: RunWanted) -> Box:
+        box = Box(
+            command=[],
+            owner=wanted.owner,
+            home=(self.homes / wanted.owner).resolve(),
+            checkpoint=self._checkpoint(wanted.workload),
+            inbox=run.folder / "in",
+            outbox=run.folder / "out",
+            tmp=run.folder / "tmp",
+            tools=self.state.tools,
+            devices=sorted({node for unit in wanted.unit_uuids for node in self.hardware.devices.get(unit, [])}),
+            exposed=self.exposed,
+        )
+        view = self.launcher.view(box)
+        if wanted.kind == "notebook":
+            box.command.extend(
+                [sys.executable, str(view.tools / "notebook" / "gpupool_notebook.py"), str(view.inbox / "secret")]
+                + [str(view.outbox / "notebook.sock"), str(view.home)]
+            )
+        else:
+            box.command.extend(["/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh", "-c", wanted.command])
+        return box
+
+    def _checkpoint(self, workload: str) -> Path:
+        """One folder per workload, beside the homes: every host that shares them finds it again."""
+        return (self.homes / ".checkpoints" / workload).resolve()
+
+    def refuse(self, wanted: RunWanted, outcome: str, why: str) -> None:
+        """Keep a run that never was, as ended, until the server has heard it."""
+        log.warning("run %s is not started: %s", wanted.run, why)
+        self.waiting.pop(wanted.run, None)
+        self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
+        folder = self.state.runs / wanted.run
+        folder.mkdir(exist_ok=True, mode=0o700)
+        ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
+        write_json(folder / "exit.json", ended)
+        write_json(folder / "run.json", _about(wanted))
+        self.runs[wanted.run] = Run(folder, _about(wanted), ended=ended)
+
+    def notice(self, wanted: RunWanted) -> None:
+        """Tell the workload that it will be stopped: the file first, then (through the shim) the signal."""
+        run = self.runs[wanted.run]
+        write_text(run.folder / "in" / "notice", json.dumps({"code": wanted.code, "stop_at": wanted.stop_at}))
+        run.noticed = True
+        self._order(run, {"notice": {"code": wanted.code}})
+
+    def withdraw(self, run_id: str) -> None:
+        """It may stay after all."""
+        run = self.runs[run_id]
+        (run.folder / "in" / "notice").unlink(missing_ok=True)
+        run.noticed = False
+        self._order(run, {})
+
+    def stop(self, order: Stop) -> None:
+        """TERM now, KILL after the grace, by the shim."""
+        run = self.runs[order.run]
+        run.stop_ordered = True
+        notice = {"notice": {"code": ""}} if run.noticed else {}
+        self._order(run, {**notice, "stop": {"outcome": order.outcome, "grace_seconds": order.grace_seconds}})
+
+    def _order(self, run: Run, order: dict[str, Any]) -> None:
+        write_json(run.folder / "order.json", order)
+        if run.shim and processes.is_alive(run.shim["pid"], run.shim["start_ticks"]):
+            os.kill(run.shim["pid"], signal.SIGUSR2)  # without it the shim looks within a second
+
+    def forget(self, run_id: str) -> None:
+        """The server knows its end."""
+        run = self.runs.pop(run_id)
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+    def renew(self, named: set[str], until: float) -> None:
+        """Give the named runs' shims a lease up to ``until`` (CLOCK_BOOTTIME)."""
+        for run in self.runs.values():
+            if run.id in named and not run.ended:
+                new = run.folder / "lease.new"
+                new.write_text(f"{until:.3f}")
+                os.replace(new, run.folder / "lease")  # not synced: after a crash of the host nothing runs
+
+    def keep_log_mark(self, run: Run, offset: int) -> None:
+        """The server has this run's log up to ``offset``."""
+        write_json(run.folder / "log_sent.json", {"offset": offset})
+
+
+def declared_load(run: Run) -> tuple[float | None, int | None]:
+    """(utilisation in per cent, memory in MiB) that the workload says of itself, each None where it says nothing.
+
+    The folder is the workload's: links are not followed and little is read.
+    """
+    try:
+        descriptor = os.open(run.folder / "out" / "load", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return _declaration(str(run.about.get("declared_utilisation", "")))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None, None
+        return _declaration(os.read(descriptor, LARGEST_DECLARATION).decode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
+
+
+def _declaration(text: str) -> tuple[float | None, int | None]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None, None
+    memory = value.get("memory_mib") if isinstance(value, dict) else None
+    load = value.get("utilisation") if isinstance(value, dict) else value
+    load = float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) and 0 <= load <= 100 else None
+    whole = isinstance(memory, int) and not isinstance(memory, bool) and 0 <= memory < 1 << 24
+    return load, memory if whole else None
+
+
+def _about(wanted: RunWanted) -> dict[str, Any]:
+    return {
+        "run": wanted.run,
+        "workload": wanted.workload,
+        "generation": wanted.generation,
+        "kind": wanted.kind,
+        "owner": wanted.owner,
+        "team": wanted.team,
+        "attempt": wanted.attempt,
+        "unit_uuids": list(wanted.unit_uuids),
+        "declared_utilisation": wanted.environment.get("GPUPOOL_SIMULATED_UTILISATION", ""),
+    }
+
+
+def _environment(wanted: RunWanted, view: View) -> dict[str, str]:
+    """The workload's whole environment: nothing of the agent's own, and the contract last, so that nobody overrides it."""
+    programs = os.path.dirname(sys.executable)
+    asked = wanted.environment
+    return {
+        "LANG": "C.UTF-8",
+        "SHELL": "/bin/bash",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(view.tmp),
+        **asked,
+        "HOME": str(view.home),
+        "USER": wanted.owner,
+        "LOGNAME": wanted.owner,
+        "PATH": ":".join(filter(None, (str(view.tools / "bin"), asked.get("PATH", ""), programs, SYSTEM_PATH))),
+        "PYTHONPATH": ":".join(filter(None, (asked.get("PYTHONPATH", ""), str(view.tools / "python")))),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids) or "void",
+        "GPUPOOL_WORKLOAD": wanted.workload,
+        "GPUPOOL_RUN": wanted.run,
+        "GPUPOOL_ATTEMPT": str(wanted.attempt),
+        "GPUPOOL_NOTICE": str(view.inbox / "notice"),
+        "GPUPOOL_CHECKPOINT_DIR": str(view.checkpoint),
+        "GPUPOOL_SIMULATED_LOAD": str(view.outbox / "load"),
+    }

@@ -1,0 +1,268 @@
+"""A simulated NVML: the processes are real, only the readings are made up, and they follow what the processes do.
+
+A workload may declare its load (a number in the file $GPUPOOL_SIMULATED_LOAD, or GPUPOOL_SIMULATED_UTILISATION in its
+environment). Without a declaration the GPU follows the CPU use of its process tree. Memory, power, temperature and the
+energy counter follow the load the way they do on real boards: an idle GPU is 0 % busy and still draws its idle watts, the
+temperature lags behind the power, and under MIG neither utilisation nor the board's power is known per instance.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.locks import SLOTS_OF_A_GPU
+from agent.meter import Hardware, HardwareEvent, Use
+from agent.protocol import GpuSeen, SampleRow, UnitSeen
+from agent.state import StateError, read_json, write_json
+
+NAMES = uuid.UUID("5b0d0b5a-6f1e-4c1e-9d57-7d6a3f1c2b10")
+LARGEST_HOST = 64
+COMPUTE_SLICES = 7
+ROOM_C = 27.0
+TEMPERATURE_LAG_SECONDS = 40.0
+CONTEXT_MIB = 520  # what a process that opened the GPU takes at once
+
+
+@dataclass(frozen=True)
+class Board:
+    """Public figures of one model (NVIDIA data sheets): memory, watts when idle and at most, boost clock, generation."""
+
+    memory_mib: int
+    idle_w: float
+    most_w: float
+    clock_mhz: int
+    compute_capability: int
+    nvlink: bool
+
+
+BOARDS = {
+    "H200-141GB": Board(143771, 76, 700, 1980, 90, True),
+    "H100-80GB": Board(81559, 70, 700, 1980, 90, True),
+    "A100-80GB": Board(81920, 62, 400, 1410, 80, True),
+    "A100-40GB": Board(40960, 52, 400, 1410, 80, True),
+    "L40S-48GB": Board(46068, 35, 350, 2520, 89, False),
+    "L4-24GB": Board(23034, 12, 72, 2040, 89, False),
+    "V100-32GB": Board(32768, 40, 300, 1530, 70, True),
+    "T4-16GB": Board(15360, 10, 70, 1590, 75, False),
+}
+
+
+class BadSimulation(ValueError):
+    """An argument that describes no possible host; the message says what is allowed."""
+
+
+def parse_models(text: str) -> list[str]:
+    """ "8xH100-80GB" or "4xH100-80GB,4xA100-40GB" as one model per GPU. Raises BadSimulation."""
+    models: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})x([A-Za-z0-9-]+)\s*", part)
+        if match is None:
+            raise BadSimulation(f"--simulate: {part!r} is not COUNTxMODEL, like 8xH100-80GB")
+        count, model = int(match[1]), match[2]
+        if model not in BOARDS:
+            raise BadSimulation(f"--simulate: no model {model!r}; known are {', '.join(BOARDS)}")
+        models += [model] * count
+    if not 1 <= len(models) <= LARGEST_HOST:
+        raise BadSimulation(f"--simulate: {len(models)} GPUs; a host has 1 to {LARGEST_HOST}")
+    return models
+
+
+def parse_mig(text: str, models: list[str]) -> dict[int, list[str]]:
+    """ "0:7x1g.10gb" or "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb" as profiles per GPU index. Raises BadSimulation."""
+    slices: dict[int, list[str]] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match = re.fullmatch(r"(\d{1,3}):(.+)", part)
+        if match is None:
+            raise BadSimulation(f"--simulate-mig: {part!r} is not GPU:COUNTxPROFILE, like 0:7x1g.10gb")
+        index = int(match[1])
+        if index >= len(models):
+            raise BadSimulation(f"--simulate-mig: GPU {index} in {part!r}; the host has 0 to {len(models) - 1}")
+        if index in slices:
+            raise BadSimulation(f"--simulate-mig: GPU {index} is named twice")
+        slices[index] = _profiles(match[2], part, models[index])
+    return slices
+
+
+def _profiles(text: str, part: str, model: str) -> list[str]:
+    profiles: list[str] = []
+    for piece in text.split("+"):
+        match = re.fullmatch(r"([1-7])x(([1-7])g\.(\d{1,3})gb)", piece.strip())
+        if match is None:
+            raise BadSimulation(f"--simulate-mig: {piece!r} in {part!r} is not COUNTxPROFILE, like 7x1g.10gb")
+        profiles += [match[2]] * int(match[1])
+    if BOARDS[model].compute_capability not in (80, 90):
+        raise BadSimulation(f"--simulate-mig: {model} in {part!r} has no MIG")
+    compute = sum(_compute(profile) for profile in profiles)
+    memory = sum(_memory_gb(profile) for profile in profiles)
+    if compute > COMPUTE_SLICES:
+        raise BadSimulation(f"--simulate-mig: {part!r} takes {compute} of {COMPUTE_SLICES} compute slices")
+    if memory * 1000 > BOARDS[model].memory_mib * 1.049:
+        raise BadSimulation(f"--simulate-mig: {part!r} takes {memory} GB of {model}")
+    return profiles
+
+
+def _compute(profile: str) -> int:
+    return int(profile[0])
+
+
+def _memory_gb(profile: str) -> int:
+    return int(profile[3:-2])
+
+
+def _gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
+    return [_gpu(host, index, model, slices.get(index, []), len(models)) for index, model in enumerate(models)]
+
+
+def _gpu(host: str, index: int, model: str, profiles: list[str], count: int) -> GpuSeen:
+    board = BOARDS[model]
+    name = f"GPU-{uuid.uuid5(NAMES, f'{host}/{index}')}"
+    units = [UnitSeen(name, "", 0, SLOTS_OF_A_GPU, board.memory_mib)] if not profiles else []
+    first = 0
+    for number, profile in enumerate(profiles):
+        slots = SLOTS_OF_A_GPU * _compute(profile) // COMPUTE_SLICES
+        instance = f"MIG-{uuid.uuid5(NAMES, f'{host}/{index}/{number}/{profile}')}"
+        memory = int(_memory_gb(profile) * 1024 * 0.95)
+        units.append(UnitSeen(instance, profile, first, slots, memory))
+        first += slots
+    return GpuSeen(
+        index=index,
+        uuid=name,
+        model=model,
+        memory_mib=board.memory_mib,
+        compute_capability=board.compute_capability,
+        nvlink_group=0 if board.nvlink and count > 1 else None,
+        numa_node=0 if index < (count + 1) // 2 else 1,
+        pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
+        units=units,
+    )
+
+
+@dataclass
+class _Course:
+    """How one unit's readings go on from the last ones."""
+
+    at: float | None = None
+    cpu_seconds: float = 0.0
+    run: str = ""
+    temperature_c: float = ROOM_C
+    energy_mj: float = 0.0
+    load: float = 0.0
+
+
+class SimulatedMeter:
+    """Readings for one simulated host. ``folder`` is the agent's state folder; planted events come through it."""
+
+    simulated = True
+
+    def __init__(self, host: str, models: list[str], slices: dict[int, list[str]], folder: Path) -> None:
+        self._gpus = _gpus(host, models, slices)
+        self._planted = folder / "planted"
+        self._planted.mkdir(exist_ok=True, mode=0o700)
+        write_json(folder / "simulated.json", [gpu.uuid for gpu in self._gpus])
+        self._courses: dict[str, _Course] = {}
+        self._noise = random.Random(host)
+
+    async def hardware(self) -> Hardware:
+        return Hardware(gpus=self._gpus, driver_version="simulated")
+
+    async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
+        return [self._row(gpu, unit, uses.get(unit.uuid), now) for gpu in self._gpus for unit in gpu.units]
+
+    def _row(self, gpu: GpuSeen, unit: UnitSeen, use: Use | None, now: float) -> SampleRow:
+        board = BOARDS[gpu.model]
+        course = self._courses.setdefault(unit.uuid, _Course())
+        load = self._load(course, use, now)
+        processes = 0 if use is None else max(use.gpu_processes, 1 if load > 0 else 0)
+        memory = _memory_used(unit, use, load, processes)
+        whole = not unit.profile
+        share = unit.slots / SLOTS_OF_A_GPU
+        power = board.idle_w + (board.most_w * 0.97 - board.idle_w) * (load / 100) ** 0.8
+        power += self._noise.uniform(-0.01, 0.01) * board.idle_w
+        _advance(course, power, board, now)
+        active = load * 0.82 if load else 0.0
+        knows_instances = board.compute_capability >= 90  # per-instance activity: Hopper and newer
+        return SampleRow(
+            unit=unit.uuid,
+            ts=now,
+            run=use.run if use else None,
+            utilisation=round(load, 1) if whole else None,
+            sm_active=round(active, 1) if whole or knows_instances else None,
+            tensor_active=round(active * 0.45, 1) if whole or knows_instances else None,
+            memory_used_mib=memory,
+            memory_utilisation=round(load * 0.55, 1) if whole else None,
+            power_w=round(power, 1) if whole else None,
+            energy_mj=int(course.energy_mj) if whole else None,
+            temperature_c=round(course.temperature_c) if whole else None,
+            memory_temperature_c=round(course.temperature_c + 6) if whole else None,
+            sm_clock_mhz=(board.clock_mhz if load else 345) if whole else None,
+            throttle_reasons=(0 if load else 1) if whole else None,  # bit 0: the GPU is idle
+            pcie_rx_kib=int(load * 900 * share) if whole else None,
+            pcie_tx_kib=int(load * 300 * share) if whole else None,
+            processes=processes,
+            stray_processes=0,
+        )
+
+    def _load(self, course: _Course, use: Use | None, now: float) -> float:
+        """Per cent of time that kernels ran since the last look."""
+        before, course_run = course.cpu_seconds, course.run
+        course.cpu_seconds = use.cpu_seconds if use else 0.0
+        course.run = use.run if use else ""
+        if use is None:
+            return 0.0
+        if use.declared_utilisation is not None:
+            load = use.declared_utilisation + (self._noise.uniform(-2, 2) if 5 <= use.declared_utilisation <= 95 else 0)
+        elif course.at is None or course_run != use.run or now <= course.at:
+            load = 0.0
+        else:
+            load = 100 * max(0.0, use.cpu_seconds - before) / (now - course.at)
+            load = 0.0 if load < 1 else load  # a process that only waits burns a little CPU
+        return min(100.0, max(0.0, load))
+
+    async def events(self, now: float) -> list[HardwareEvent]:
+        found: list[HardwareEvent] = []
+        for path in sorted(self._planted.glob("*.json")):
+            data = read_json(path)
+            if data:
+                gpu = self._gpus[data["gpu"]].uuid
+                detail = "planted on a simulated GPU"
+                found.append(HardwareEvent(path.stem, gpu, "simulated", f"xid:{data['code']}", data["ts"], detail))
+            path.unlink()
+        return found
+
+    async def close(self) -> None:
+        return
+
+
+def _memory_used(unit: UnitSeen, use: Use | None, load: float, processes: int) -> int:
+    if use is not None and use.declared_memory_mib is not None:
+        return min(unit.memory_mib, max(0, use.declared_memory_mib))
+    reserved = int(unit.memory_mib * 0.006)  # what the driver keeps for itself
+    return min(unit.memory_mib, reserved + processes * CONTEXT_MIB + int(unit.memory_mib * 0.7 * min(1.0, load / 60)))
+
+
+def _advance(course: _Course, power: float, board: Board, now: float) -> None:
+    target = ROOM_C + 46 * power / board.most_w
+    if course.at is not None and now > course.at:
+        passed = now - course.at
+        course.energy_mj += power * passed * 1000
+        course.temperature_c += (target - course.temperature_c) * (1 - math.exp(-passed / TEMPERATURE_LAG_SECONDS))
+    elif course.at is None:
+        course.temperature_c = target
+    course.at = now
+
+
+def plant(folder: Path, gpu: int, code: int, now: float) -> str:
+    """Put a hardware event before a simulated agent; it reports it at its next look. Gives the event's id. Raises StateError."""
+    gpus = read_json(folder / "simulated.json")
+    if gpus is None:
+        raise StateError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
+    if not 0 <= gpu < len(gpus):
+        raise StateError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
+    event = uuid.uuid4().hex
+    write_json(folder / "planted" / f"{event}.json", {"gpu": gpu, "code": code, "ts": now})
+    return event

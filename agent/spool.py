@@ -1,0 +1,87 @@
+"""Sample batches on disk until the server has committed them: numbered from 1 without gaps, written through, bounded.
+
+The newest batch's file is kept even when it is committed: it carries the number on. When the folder grows over its bound the
+oldest batches lose their rows but keep their numbers: what is lost is unknown to the server, never wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
+from agent.state import write_text
+
+LARGEST_BYTES = 64 << 20
+
+
+class Spool:
+    """One host's batches. Numbers survive restarts."""
+
+    def __init__(self, folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
+        self._folder = folder
+        self._largest = largest_bytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("[0-9]*.json")}
+        self._emptied: set[int] = set()
+        self.committed = 0
+
+    @property
+    def last(self) -> int:
+        """The newest batch's number; 0 before the first."""
+        return max(self._sizes, default=self.committed)
+
+    def pending(self, after: int) -> list[int]:
+        """Numbers of batches above ``after`` that are not committed, in order."""
+        return sorted(number for number in self._sizes if number > max(after, self.committed))
+
+    def add(self, rows: list[SampleRow]) -> int:
+        """Keep a new batch, on disk when this returns. Gives its number. Raises OSError when the disk is full."""
+        number = max(self.last, self.committed) + 1
+        self._write(number, rows)
+        self._thin_out()
+        return number
+
+    def read(self, number: int) -> SampleBatch:
+        """A kept batch; one whose file was damaged comes back without rows."""
+        try:
+            return parse(SampleBatch, json.loads(self._path(number).read_text()))
+        except (OSError, ValueError, ProtocolError):
+            return SampleBatch(number, [])
+
+    def commit(self, upto: int) -> None:
+        """The server has everything up to ``upto``. A server that knows more than we ever kept (this folder was lost) moves
+        our numbers above its own."""
+        if upto > self.last:
+            self._renumber(upto)
+        self.committed = max(self.committed, upto)
+        newest = self.last
+        for number in [number for number in self._sizes if number <= upto and number != newest]:
+            self._path(number).unlink(missing_ok=True)
+            del self._sizes[number]
+
+    def _renumber(self, upto: int) -> None:
+        for place, number in enumerate(sorted(self._sizes), start=1):
+            if number > self.committed:
+                self._write(upto + place, self.read(number).rows)
+            self._path(number).unlink(missing_ok=True)
+            del self._sizes[number]
+
+    def _thin_out(self) -> None:
+        total = sum(self._sizes.values())
+        for number in sorted(self._sizes):
+            if total <= self._largest or number == self.last:
+                return
+            if number not in self._emptied:
+                total -= self._sizes[number]
+                self._write(number, [])
+                self._emptied.add(number)
+
+    def _write(self, number: int, rows: list[SampleRow]) -> None:
+        text = json.dumps(dataclasses.asdict(SampleBatch(number, rows)), separators=(",", ":"))
+        write_text(self._path(number), text)
+        self._sizes[number] = len(text)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:012d}.json"

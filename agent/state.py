@@ -1,0 +1,160 @@
+"""The agent's state folder: who this host is, what it has ever started, and where its runs live.
+
+identity.json      credential of this host (0600)
+generations.json   the highest generation ever started, per unit
+runs/<run>/        one folder per run, shared with its shim
+spool/ health/     what the server has not confirmed yet
+tools/             what is put into every workload's reach: the checkpoint command, the helper module, the notebook server
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pkgutil
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+USED_KEPT = 10_000
+
+
+class StateError(Exception):
+    """The state folder can't be used: says why in one line."""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic and durable: after a crash there is the old content or the new."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """Like ``write_json``, for text."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and deletions in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> Any:
+    """The value in ``path``, or None where there is no such file or it is not whole."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def boot_id() -> str:
+    """Random per boot of the kernel: a new one proves that nothing of before runs any more."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass
+class Identity:
+    """What this host is to the server. ``instance`` is made once: a copied state folder shows as a clone."""
+
+    instance: str
+    host: str = ""
+    credential: str = ""
+    credential_expires_at: float | None = None
+
+
+class State:
+    """The folder, held by one agent at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+            self.runs.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StateError(f"--state: {folder} can't be used: {error.strerror}") from None
+        self._lock = open(folder / "agent.lock", "w")  # noqa: SIM115 - held for the life of the process
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(f"--state: another agent already uses {folder}") from None
+        self.identity = self._load_identity()
+        self.generations = Generations(folder / "generations.json")
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def tools(self) -> Path:
+        return self.folder / "tools"
+
+    def _load_identity(self) -> Identity:
+        data = read_json(self.folder / "identity.json")
+        if data:
+            return Identity(**data)
+        identity = Identity(instance=secrets.token_hex(16))
+        write_json(self.folder / "identity.json", asdict(identity))
+        return identity
+
+    def remember(self, *, host: str, credential: str, expires_at: float | None) -> None:
+        """Keep a new credential for this host."""
+        self.identity.host = host
+        self.identity.credential = credential
+        self.identity.credential_expires_at = expires_at
+        write_json(self.folder / "identity.json", asdict(self.identity))
+
+    def lay_out_tools(self) -> None:
+        """Put this version's tools where workloads reach them. Running workloads keep what they have opened."""
+        for name, resource, mode in (
+            ("shim.py", "shim.py", 0o600),
+            ("bin/gpupool-checkpoint", "checkpoint.sh", 0o755),
+            ("python/gpupool_contract.py", "contract.py", 0o644),
+            ("notebook/gpupool_notebook.py", "notebook/server.py", 0o644),
+            ("notebook/gpupool_identity.py", "notebook/identity.py", 0o644),
+        ):
+            content = pkgutil.get_data("agent", resource)
+            if content is None:
+                raise StateError(f"this installation of the agent lacks {resource}: install it again")
+            path = self.tools / name
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            write_text(path, content.decode(), mode)
+            path.chmod(mode)
+
+
+class Generations:
+    """What has been started, for ever: a unit's generation only grows, and one that was used never starts again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        data = read_json(path) or {}
+        self._units: dict[str, int] = data.get("units", {})
+        self._used: list[int] = data.get("used", [])
+
+    def refusal(self, generation: int, units: list[str]) -> str:
+        """Why a start with this generation is refused, in words; '' when it may go on."""
+        if generation in self._used:
+            return f"generation {generation} was used before"
+        for unit in units:
+            highest = self._units.get(unit)
+            if highest is not None and generation <= highest:
+                return f"generation {generation} is not above {highest}, the last one of {unit}"
+        return ""
+
+    def use(self, generation: int, units: list[str]) -> None:
+        """Mark as used, on disk, before anything starts."""
+        for unit in units:
+            self._units[unit] = max(generation, self._units.get(unit, generation))
+        self._used = [*self._used, generation][-USED_KEPT:]
+        write_json(self._path, {"units": self._units, "used": self._used})

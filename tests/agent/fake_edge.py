@@ -1,0 +1,214 @@
+"""A small edge for the agent's tests: speaks the real protocol over real connections and does what the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import WSMsgType, web
+
+from agent.protocol import (
+    FRAMES_UP,
+    VERSION,
+    Desired,
+    Health,
+    JoinAnswer,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    Refused,
+    RunSeen,
+    RunWanted,
+    SampleBatch,
+    StreamOpen,
+    decode,
+    encode,
+    parse,
+)
+
+TOKEN = "join-me"
+PATIENCE_SECONDS = 40.0
+
+
+@dataclass
+class FakeEdge:
+    """What should be so (``wanted``), and what agents said."""
+
+    lease_seconds: float = 30.0
+    poll_seconds: float = 0.3
+    streams_wanted: int = 0
+    wanted: dict[str, RunWanted] = field(default_factory=dict)
+    commits: bool = True  # whether batches are committed
+    committed: int = 0
+    silent: bool = False  # hears everything, says nothing
+    observed: list[Observed] = field(default_factory=list)
+    batches: list[SampleBatch] = field(default_factory=list)
+    log_bytes: dict[str, bytes] = field(default_factory=dict)
+    health: list[Health] = field(default_factory=list)
+    joins: list[JoinRequest] = field(default_factory=list)
+    credentials: set[str] = field(default_factory=set)
+    sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
+    idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
+    url: str = ""
+    _runner: web.AppRunner | None = None
+    _answers: int = 0
+
+    async def start(self, port: int = 0) -> None:
+        """Listen on a loopback port."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/agent/v1/join", self._join),
+                web.get("/agent/v1/sync", self._sync),
+                web.get("/agent/v1/stream", self._stream),
+            ]
+        )
+        self._runner = web.AppRunner(app, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        assert site._server is not None
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+
+    async def stop(self) -> None:
+        """Go away, cutting every connection."""
+        for socket in [*self.sync_sockets, *self.idle_streams]:
+            await socket.close()
+        self.idle_streams.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def want(self, wanted: RunWanted) -> None:
+        """Have this run as part of the desired state from now on, and push it."""
+        self.wanted[wanted.run] = wanted
+        await self.push()
+
+    async def change(self, run: str, **fields: object) -> None:
+        """Change what is wanted of a run, and push it."""
+        await self.want(dataclasses.replace(self.wanted[run], **fields))  # type: ignore[arg-type]
+
+    async def drop(self, run: str) -> None:
+        """Name the run no more."""
+        del self.wanted[run]
+        await self.push()
+
+    def desired(self) -> Desired:
+        """Everything that is wanted now."""
+        return Desired(
+            version=VERSION,
+            host="h1",
+            lease_seconds=self.lease_seconds,
+            runs=list(self.wanted.values()),
+            committed_sequence=self.committed,
+            streams=self.streams_wanted,
+            poll_seconds=self.poll_seconds,
+            answers=self._answers,
+        )
+
+    async def push(self) -> None:
+        """Send the desired state to every connected agent."""
+        if not self.silent:
+            for socket in list(self.sync_sockets):
+                await socket.send_str(encode(self.desired()))
+
+    async def send(self, desired: Desired) -> None:
+        """Send this very frame."""
+        for socket in list(self.sync_sockets):
+            await socket.send_str(encode(desired))
+
+    def seen(self, run: str) -> RunSeen | None:
+        """The run as the newest frame has it."""
+        return next((seen for seen in self.observed[-1].runs if seen.run == run), None) if self.observed else None
+
+    def log(self, run: str) -> str:
+        """The run's whole log so far."""
+        return self.log_bytes.get(run, b"").decode()
+
+    async def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait for something the agent is to do; fails with what it last said."""
+        ends = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > ends:
+                raise AssertionError(f"did not happen in {seconds} s; last: {self.observed[-1:]}")
+            await asyncio.sleep(0.02)
+
+    async def until_state(self, run: str, state: str, seconds: float = PATIENCE_SECONDS) -> RunSeen:
+        """Wait until the agent reports the run in this state."""
+
+        def there() -> bool:
+            seen = self.seen(run)
+            return seen is not None and seen.state == state
+
+        await self.until(there, seconds)
+        seen = self.seen(run)
+        assert seen is not None
+        return seen
+
+    async def open_stream(self, run: str) -> web.WebSocketResponse:
+        """Take an idle stream and join it to the run."""
+        await self.until(lambda: self.idle_streams)
+        socket = self.idle_streams.pop(0)
+        await socket.send_str(encode(StreamOpen(run=run)))
+        return socket
+
+    async def _join(self, request: web.Request) -> web.Response:
+        asked = parse(JoinRequest, await request.json())
+        self.joins.append(asked)
+        if asked.token != TOKEN:
+            return web.json_response({"error": "this join token is not known"}, status=403)
+        credential = f"credential-{len(self.joins)}"
+        self.credentials.add(credential)
+        return web.json_response(dataclasses.asdict(JoinAnswer(credential, time.time() + 3600, asked.host)))
+
+    def _known(self, request: web.Request) -> bool:
+        return request.headers.get("Authorization", "").removeprefix("Bearer ") in self.credentials
+
+    async def _sync(self, request: web.Request) -> web.StreamResponse:
+        if not self._known(request):
+            return web.json_response({"error": "unknown credential"}, status=401)
+        socket = web.WebSocketResponse(max_msg_size=16 << 20)
+        await socket.prepare(request)
+        self._answers = 0
+        self.sync_sockets.add(socket)
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT:
+                    await self._hear(socket, decode(message.data, FRAMES_UP))
+        finally:
+            self.sync_sockets.discard(socket)
+        return socket
+
+    async def _hear(self, socket: web.WebSocketResponse, frame: object) -> None:
+        if isinstance(frame, Observed):
+            self.observed.append(frame)
+            self._answers = frame.sequence
+            if not self.silent:
+                await socket.send_str(encode(self.desired()))
+        elif isinstance(frame, SampleBatch):
+            self.batches.append(frame)
+            if self.commits:
+                self.committed = max(self.committed, frame.sequence)
+        elif isinstance(frame, LogChunk):
+            kept = self.log_bytes.get(frame.run, b"")
+            self.log_bytes[frame.run] = kept[: frame.offset] + frame.text.encode()
+        elif isinstance(frame, Health):
+            self.health.append(frame)
+
+    async def refuse(self, reason: str, *, retry: bool) -> None:
+        """Say no to every connected agent."""
+        for socket in list(self.sync_sockets):
+            await socket.send_str(encode(Refused(reason, retry)))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if not self._known(request):
+            return web.json_response({"error": "unknown credential"}, status=401)
+        socket = web.WebSocketResponse(max_msg_size=16 << 20)
+        await socket.prepare(request)
+        self.idle_streams.append(socket)
+        while not socket.closed:
+            await asyncio.sleep(0.05)
+        return socket
