@@ -242,8 +242,9 @@ def preview_workload(
     """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
 
     Returns ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or None),
-    ``gpus`` (whole GPUs, Decimal-free float), ``price_per_hour`` (Decimal or None when there is no price), ``currency``,
-    ``longest_cost`` (Decimal or None) and ``quota_effect`` (see selectors of the engine). Raises Invalid, NotAllowed.
+    ``evicted`` (ids of workloads that would be told to go for it), ``borrowed_slots``, ``quota_effect`` (list of
+    ``scheduler.selectors.QuotaUse``), ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
+    None when there is no price), ``currency``. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)
     wish = (
@@ -399,7 +400,7 @@ def _checked_reservation(
 
 def _submit(*, actor: User, via: str, now: datetime, wish: _Wish, verb: str) -> Workload:
     with transaction.atomic():
-        workload = engine.queue_workload(owner_id=actor.pk, now=now, **_columns(wish))
+        workload = engine.queue_workload(owner=actor, now=now, **_columns(wish))
         if wish.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(actor=actor, via=via, now=now, verb=verb, target=workload, after=audit.facts(workload, *TOLD))
@@ -425,7 +426,7 @@ def _columns(wish: _Wish) -> dict[str, Any]:
 
 
 def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
-    answer = engine.preview_workload(owner_id=actor.pk, now=now, **_columns(wish))
+    answer = engine.preview_workload(owner=actor, now=now, **_columns(wish))
     gpus = gpus_of(wish.pool, wish.ask)
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
