@@ -1,6 +1,6 @@
 """A seeded, realistic demand for the demo's past: many short single-GPU jobs, few long gangs, a rhythm of days and weeks.
 
-Shape after the public traces that ``docs/benchmarks.md`` names (Microsoft Philly, SenseTime Helios): most jobs ask for one GPU and end
+Shape after public traces (Microsoft Philly, SenseTime Helios; see ``docs/benchmarks.md``): most jobs ask for one GPU and end
 within the hour, a few large ones use most GPU-hours, submissions peak in working hours and fall to about a third at weekends.
 Plain Python; the same seed gives the same demand.
 """
@@ -63,7 +63,8 @@ STREAMS = (
     Stream("imaging", ("mri-foundation",), ("imaging-lead", "researcher"), "shared", "H100-80GB",
            ("mri-pretrain", "nnunet-fold"), 1.6, ((4, 60), (8, 40)), 6.0, 0.9, 60, utilisation=86),
     Stream("imaging", ("vessel-seg",), ("researcher",), "shared", "H100-80GB",
-           ("notebook",), 2.2, ((1, 90), (2, 10)), 2.6, 0.6, 9, type="interactive", kind="notebook", preemptible=False, utilisation=18),
+           ("notebook",), 2.2, ((1, 90), (2, 10)), 2.6, 0.6, 9,
+           type="interactive", kind="notebook", preemptible=False, utilisation=18),
     Stream("folding", ("binder", "fold-md"), ("lead", "folding-member"), "shared", "H100-80GB",
            ("binder-sweep", "af-tune", "relax", "low-res"), 12, ((1, 70), (2, 20), (4, 10)), 0.9, 1.5, 40, utilisation=82),
     Stream("folding", ("fold-md",), ("folding-member", "lead"), "shared", "H100-80GB",
@@ -77,7 +78,8 @@ STREAMS = (
     Stream("imaging", ("vessel-seg",), ("researcher", "imaging-lead"), "shared", "A100-80GB",
            ("contrast-aug", "quick-check"), 15, ((1, 85), (2, 15)), 0.8, 1.3, 16, utilisation=58),
     Stream("imaging", ("vessel-seg",), ("researcher", "imaging-lead"), "shared", "A100-80GB",
-           ("slice-notebook",), 5, ((1, 100),), 3.0, 0.6, 10, type="interactive", kind="notebook", profile="1g.10gb", preemptible=False),
+           ("slice-notebook",), 5, ((1, 100),), 3.0, 0.6, 10,
+           type="interactive", kind="notebook", profile="1g.10gb", preemptible=False),
     Stream("folding", ("fold-md",), ("folding-member", "lead"), "shared", "A100-80GB",
            ("md-short",), 16, ((1, 100),), 0.9, 1.0, 8, profile="1g.10gb"),
     Stream("climate", ("era5", "nowcast"), ("climate-lead", "climate-member"), "climate-lab", "A100-80GB",

@@ -71,8 +71,18 @@ QUOTAS = (
 )
 # model, owner's cost and list price per GPU-hour, how the cost was worked out
 PRICES = (
-    (H100, "1.92", "2.40", "30,000 EUR over 5 years, 0.9 kW x PUE 1.3 x 0.22 EUR/kWh, 0.90 EUR/h room, people and network"),
-    (A100, "1.16", "1.45", "15,000 EUR over 5 years, 0.5 kW x PUE 1.3 x 0.22 EUR/kWh, 0.65 EUR/h room, people and network"),
+    (
+        H100,
+        "1.92",
+        "2.40",
+        "30,000 EUR over 5 years, 0.9 kW x PUE 1.3 x 0.22 EUR/kWh, 0.90 EUR/h room, people and network",
+    ),
+    (
+        A100,
+        "1.16",
+        "1.45",
+        "15,000 EUR over 5 years, 0.5 kW x PUE 1.3 x 0.22 EUR/kWh, 0.65 EUR/h room, people and network",
+    ),
 )
 # user, given name, family name, organisation role, memberships
 PEOPLE: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
@@ -163,8 +173,12 @@ def _money(teams: dict[str, Team], now: datetime) -> None:
     start = first_of_last_month(now)
     for model, cost, price, note in PRICES:
         Price.objects.create(
-            model=model, cost_per_gpu_hour=Decimal(cost), price_per_gpu_hour=Decimal(price),
-            valid_from=start, note=note, created_at=now,
+            model=model,
+            cost_per_gpu_hour=Decimal(cost),
+            price_per_gpu_hour=Decimal(price),
+            valid_from=start,
+            note=note,
+            created_at=now,
         )
     this_month = now.astimezone(ZoneInfo(TIME_ZONE)).date().replace(day=1)
     for slug, amount in (("imaging", "12000"), ("folding", "16000"), ("climate", "14000")):
@@ -176,16 +190,49 @@ def _templates() -> None:
     hour = 3600
     rows: tuple[tuple[str, str, str, str, str, int, str, int], ...] = (
         ("notebook-1", "Notebook, 1 GPU", "JupyterLab on one whole GPU.", "notebook", "interactive", 1, "", 4 * hour),
-        ("notebook-slice", "Notebook, GPU slice", "JupyterLab on a 1g.10gb slice: cheap, for editing and small tests.",
-         "notebook", "interactive", 1, "1g.10gb", 8 * hour),
-        ("notebook-4", "Notebook, 4 GPUs", "JupyterLab on four GPUs of one host.", "notebook", "interactive", 4, "", 4 * hour),
-        ("train", "Training job", "Writes a checkpoint when it is asked to, and goes on from it.", "job", "training", 1, "", 24 * hour),
+        (
+            "notebook-slice",
+            "Notebook, GPU slice",
+            "JupyterLab on a 1g.10gb slice: cheap, for editing and small tests.",
+            "notebook",
+            "interactive",
+            1,
+            "1g.10gb",
+            8 * hour,
+        ),
+        (
+            "notebook-4",
+            "Notebook, 4 GPUs",
+            "JupyterLab on four GPUs of one host.",
+            "notebook",
+            "interactive",
+            4,
+            "",
+            4 * hour,
+        ),
+        (
+            "train",
+            "Training job",
+            "Writes a checkpoint when it is asked to, and goes on from it.",
+            "job",
+            "training",
+            1,
+            "",
+            24 * hour,
+        ),
     )
     for position, (slug, name, words, kind, type_, units, profile, seconds) in enumerate(rows):
         Template.objects.create(
-            slug=slug, name=name, description=words, kind=kind, type=type_, units=units, profile=profile,
+            slug=slug,
+            name=name,
+            description=words,
+            kind=kind,
+            type=type_,
+            units=units,
+            profile=profile,
             command=scripts.training(steps=600, utilisation=85) if kind == "job" else "",
-            max_runtime_seconds=seconds, position=position,
+            max_runtime_seconds=seconds,
+            position=position,
         )
 
 
@@ -195,9 +242,15 @@ def _people(teams: dict[str, Team], now: datetime) -> tuple[dict[str, User], lis
     for username, given, family, role, memberships in PEOPLE:
         password = secrets.token_urlsafe(9)
         user = User(
-            username=username, first_name=given, last_name=family, email=f"{username}@example.org",
-            password=make_password(password), date_joined=now,
-            operator=role == "operator", finance=role == "finance", auditor=role == "auditor",
+            username=username,
+            first_name=given,
+            last_name=family,
+            email=f"{username}@example.org",
+            password=make_password(password),
+            date_joined=now,
+            operator=role == "operator",
+            finance=role == "finance",
+            auditor=role == "auditor",
         )
         user.save()
         EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
@@ -205,7 +258,10 @@ def _people(teams: dict[str, Team], now: datetime) -> tuple[dict[str, User], lis
             Membership.objects.create(user=user, team=teams[team], role=membership, created_at=now)
         users[username] = user
         if username in SHOWN_SIGN_INS:
-            words = role or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
+            words = (
+                role
+                or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
+            )
             sign_ins.append({"role": words, "username": username, "password": password})
     return users, sign_ins
 
@@ -227,11 +283,24 @@ def _first_work(users: dict[str, User], pools: dict[str, Pool], now: datetime) -
     )
     return [
         workloads.submit_job(
-            actor=users[user], via="program", now=now + timedelta(milliseconds=number), project=projects[project], pool=pool,
-            name=name, command=scripts.training(steps=hours * 1200, utilisation=busy), units=units, models=[model],
-            profile=profile, type="training", priority=priority, preemptible=preemptible, max_runtime_seconds=hours * hour,
+            actor=users[user],
+            via="program",
+            now=now + timedelta(milliseconds=number),
+            project=projects[project],
+            pool=pool,
+            name=name,
+            command=scripts.training(steps=hours * 1200, utilisation=busy),
+            units=units,
+            models=[model],
+            profile=profile,
+            type="training",
+            priority=priority,
+            preemptible=preemptible,
+            max_runtime_seconds=hours * hour,
         )
-        for number, (user, project, pool, name, units, model, profile, priority, preemptible, hours, busy) in enumerate(jobs)
+        for number, (user, project, pool, name, units, model, profile, priority, preemptible, hours, busy) in enumerate(
+            jobs
+        )
     ]
 
 

@@ -1,0 +1,195 @@
+"""Settings of the organisation, its pools, its templates and what is done about hardware events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.models import Organisation, Template
+from portal.selectors import organisation as reads
+from portal.services import health as health_verbs
+from portal.services import pools as verbs
+from portal.web.access import signed_in, viewer
+from portal.web.verb_form import VerbForm
+from scheduler.models import Pool, WorkloadKind, WorkloadType
+from telemetry.models import HealthRule
+
+LIMIT_WORDS = {
+    "notice_seconds": ("Notice", "Seconds between the warning and the stop signal, in which a checkpoint is written."),
+    "grace_seconds": ("Grace", "Seconds between the stop signal and the kill."),
+    "minimum_runtime_seconds": ("Shortest undisturbed run", "Seconds a workload runs before it may be preempted."),
+    "half_life_seconds": ("Half-life of use", "Seconds after which past use counts half in fair share."),
+    "longest_runtime_seconds": ("Longest runtime", "Seconds a workload may ask for."),
+    "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
+    "longest_reservation_seconds": ("Longest reservation", "Seconds."),
+    "reservation_horizon_seconds": ("How far ahead", "Seconds from now in which reservations may end."),
+    "no_show_seconds": ("No-show limit", "Seconds after which an unused reservation is released."),
+    "idle_limit_seconds": ("Idle limit", "Seconds without work after which a notebook is stopped, a warning before."),
+    "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
+    "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
+}
+
+
+class OrganisationForm(VerbForm):
+    name = forms.CharField(max_length=200, label="Name")
+    time_zone = forms.CharField(max_length=60, label="Time zone")
+    currency = forms.CharField(max_length=10, label="Currency", help_text="Three letters. Sums are never converted.")
+
+
+class PoolForm(VerbForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, (label, words) in LIMIT_WORDS.items():
+            self.fields[name] = forms.IntegerField(
+                label=label, help_text=words, required=name not in verbs.MAY_BE_EMPTY
+            )
+
+
+class NewPoolForm(VerbForm):
+    name = forms.CharField(max_length=200, label="Name")
+    kind = forms.ChoiceField(
+        choices=[("dynamic", "Dynamic: shared by quota"), ("static", "Static: one team's")], label="Kind"
+    )
+    team = forms.ModelChoiceField(
+        queryset=None, required=False, label="Owner", help_text="Of a static pool.", empty_label="None"
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["team"].queryset = reads.teams_to_choose()  # type: ignore[attr-defined]
+
+
+class TemplateForm(VerbForm):
+    name = forms.CharField(max_length=200, label="Name")
+    description = forms.CharField(max_length=1000, required=False, label="Description")
+    kind = forms.ChoiceField(choices=WorkloadKind.choices, label="Kind")
+    type = forms.ChoiceField(choices=WorkloadType.choices, label="Workload type")
+    units = forms.IntegerField(initial=1, label="GPUs or slices")
+    profile = forms.CharField(
+        max_length=60, required=False, label="Slice profile", help_text="Empty: whole GPUs. For instance 1g.10gb."
+    )
+    max_runtime_seconds = forms.IntegerField(initial=4 * 3600, label="Longest life, seconds")
+    command = forms.CharField(
+        required=False, widget=forms.Textarea, label="Command", help_text="Shell text; for a job only."
+    )
+
+
+class HealthRuleForm(VerbForm):
+    code = forms.CharField(max_length=40)
+    action = forms.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = forms.IntegerField()
+    window_seconds = forms.IntegerField()
+
+
+@signed_in
+def settings(request: HttpRequest) -> HttpResponse:
+    """The organisation and its pools."""
+    organisation = Organisation.objects.first() or Organisation(name="")
+    may_change = policy.may(request.user, "pool.change")
+    initial = {"name": organisation.name, "time_zone": organisation.time_zone, "currency": organisation.currency}
+    form = OrganisationForm(request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        done = form.carry_out(verbs.change_organisation, actor=viewer(request), now=timezone.now(), **form.cleaned_data)
+        if done is not None:
+            messages.success(request, "Saved.")
+            return redirect("settings")
+    context = {"form": form, "pools": reads.pools(), "may_change": may_change, "organisation_row": organisation}
+    return render(request, "organisation/settings.html", context, status=400 if form.errors else 200)
+
+
+@signed_in
+def pool(request: HttpRequest, slug: str) -> HttpResponse:
+    """The limits of one pool."""
+    row = get_object_or_404(policy.visible_pools(request.user), slug=slug)
+    form = PoolForm(request.POST or None, initial={name: getattr(row, name) for name in LIMIT_WORDS})
+    if (
+        request.method == "POST"
+        and form.is_valid()
+        and (
+            form.carry_out(verbs.change_pool, actor=viewer(request), pool=row, now=timezone.now(), **form.cleaned_data)
+            is not None
+        )
+    ):
+        messages.success(request, "Saved. The engine uses it from its next cycle on.")
+        return redirect("pool", slug)
+    context = {"pool": row, "form": form, "may_change": policy.may(request.user, "pool.change")}
+    return render(request, "organisation/pool.html", context, status=400 if form.errors else 200)
+
+
+@signed_in
+def pool_new(request: HttpRequest) -> HttpResponse:
+    """A new pool; its limits start with the defaults."""
+    policy.require(request.user, "pool.change")
+    form = NewPoolForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        made = form.carry_out(verbs.create_pool, actor=viewer(request), now=timezone.now(), **form.cleaned_data)
+        if isinstance(made, Pool):
+            messages.success(request, f"{made.name} is there. Its limits have their defaults; next, add a host.")
+            return redirect("pool", made.slug)
+    return render(request, "organisation/pool_new.html", {"form": form}, status=400 if form.errors else 200)
+
+
+@signed_in
+def templates(request: HttpRequest) -> HttpResponse:
+    """What people launch in two clicks."""
+    rows = Template.objects.order_by("position", "pk")
+    return render(
+        request,
+        "organisation/templates.html",
+        {"rows": rows, "may_change": policy.may(request.user, "template.change")},
+    )
+
+
+@signed_in
+def template_edit(request: HttpRequest, slug: str = "") -> HttpResponse:
+    """Make a template or change one."""
+    policy.require(request.user, "template.change")
+    row = get_object_or_404(Template, slug=slug) if slug else None
+    if row is not None and request.POST.get("verb") == "delete":
+        verbs.delete_template(actor=viewer(request), template=row, now=timezone.now())
+        messages.success(request, f"{row.name} is gone. What was launched from it stays.")
+        return redirect("templates")
+    initial = {} if row is None else {name: getattr(row, name) for name in TemplateForm.base_fields}
+    form = TemplateForm(request.POST or None, initial=initial)
+    if (
+        request.method == "POST"
+        and form.is_valid()
+        and (
+            form.carry_out(
+                verbs.save_template, actor=viewer(request), template=row, now=timezone.now(), **form.cleaned_data
+            )
+            is not None
+        )
+    ):
+        messages.success(request, "Saved.")
+        return redirect("templates")
+    return render(
+        request, "organisation/template.html", {"form": form, "template": row}, status=400 if form.errors else 200
+    )
+
+
+@signed_in
+def health_rules(request: HttpRequest) -> HttpResponse:
+    """The table that says what is done about hardware events."""
+    if request.method == "POST":
+        form = HealthRuleForm(request.POST)
+        if form.is_valid() and form.carry_out(
+            health_verbs.set_health_rule, actor=viewer(request), now=timezone.now(), **form.cleaned_data
+        ):
+            messages.success(request, f"{form.cleaned_data['code']} is changed.")
+        for errors in form.errors.values():
+            for error in errors:
+                messages.error(request, error)
+        return redirect("health-rules")
+    context = {
+        "rows": HealthRule.objects.order_by("code"),
+        "actions": HealthRule.Action.choices,
+        "may_change": policy.may(request.user, "health_rule.change"),
+    }
+    return render(request, "organisation/health_rules.html", context)

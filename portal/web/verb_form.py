@@ -1,0 +1,34 @@
+"""A form that calls one service and shows the service's refusal beside the fields it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django import forms
+
+from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
+
+T = TypeVar("T")
+
+
+class VerbForm(forms.Form):
+    """The rules are the service's; the form only knows how its fields look."""
+
+    def carry_out(self, verb: Callable[..., T], **arguments: Any) -> T | None:
+        """Call ``verb`` with ``arguments``. None when it refused: its words are then among the form's errors.
+
+        A person who may not do it at all gets the page that says so (NotAllowed passes).
+        """
+        try:
+            return verb(**arguments)
+        except NotAllowed:
+            raise
+        except Invalid as error:
+            for name, message in error.fields.items():
+                self.add_error(name if name in self.fields else None, message)
+        except Conflict as error:
+            self.add_error(error.field if error.field in self.fields else None, error.message)
+        except ServiceError as error:
+            self.add_error(None, error.message)
+        return None

@@ -1,0 +1,150 @@
+"""Teams, people, tokens, notices, preferences, audit, settings: who sees them and what they do."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import ApiToken, AuditEvent, Membership, Template, User
+from scheduler.models import Pool, Team
+from tests.world import PASSWORD, World
+
+pytestmark = pytest.mark.django_db
+
+PAGES = ["teams", "people", "tokens", "notifications", "preferences", "audit", "settings", "templates", "health-rules"]
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_role_may_read_the_page(world: World, page: str) -> None:
+    for user in world.people.values():
+        assert signed_in(user).get(reverse(page)).status_code == 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_stranger_is_sent_to_sign_in(world: World, page: str) -> None:
+    response = Client().get(reverse(page))
+    assert response.status_code == 302
+    assert "/accounts/login/" in response["Location"]
+
+
+def test_an_operator_creates_a_team_and_a_lead_puts_somebody_into_it(world: World) -> None:
+    operator = signed_in(world.operator)
+    assert operator.post(reverse("teams"), {"name": "Weather", "tag": "WX", "weight": 1}).status_code == 302
+    team = Team.objects.get(name="Weather")
+    response = operator.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": "stranger", "role": "lead"})
+    assert response.status_code == 302
+    lead = signed_in(world.stranger)
+    name = world.language.member.username
+    assert lead.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": name, "role": "member"}).status_code == 302
+    assert set(Membership.objects.filter(team=team).values_list("user__username", "role")) == {("stranger", "lead"), (name, "member")}
+    assert AuditEvent.objects.filter(verb="add_member", team=team).count() == 2
+
+
+def test_a_member_may_not_change_the_team_and_is_told_so(world: World) -> None:
+    response = signed_in(world.vision.member).post(
+        reverse("team", args=[world.vision.team.slug]), {"verb": "create_project", "name": "Sneaky"}
+    )
+    assert response.status_code == 403
+    assert b"Only a lead of the team" in response.content
+    assert not world.vision.team.projects.filter(name="Sneaky").exists()
+
+
+def test_another_teams_page_is_not_found(world: World) -> None:
+    assert signed_in(world.stranger).get(reverse("team", args=[world.vision.team.slug])).status_code == 404
+
+
+def test_a_bad_name_is_said_beside_its_field_and_nothing_is_made(world: World) -> None:
+    response = signed_in(world.operator).post(reverse("teams"), {"name": "abc\u202edef", "tag": "", "weight": 1})
+    assert response.status_code == 400
+    assert "U+202E" in response.content.decode()
+    assert not Team.objects.filter(tag="AB").exists()
+
+
+def test_a_token_is_shown_once_and_works_until_revoked(world: World) -> None:
+    client = signed_in(world.vision.member)
+    page = client.post(reverse("tokens"), {"name": "laptop", "days": "30"})
+    token = ApiToken.objects.get(user=world.vision.member)
+    assert token.prefix in page.content.decode() and "gpp_" in page.content.decode()
+    assert token.token_hash not in page.content.decode()
+    assert client.get(reverse("tokens")).content.decode().count("gpp_") == 1  # its first characters only
+    client.post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
+    token.refresh_from_db()
+    assert token.revoked_at is not None
+
+
+def test_nobody_revokes_the_token_of_another(world: World) -> None:
+    signed_in(world.vision.member).post(reverse("tokens"), {"name": "laptop", "days": ""})
+    token = ApiToken.objects.get()
+    response = signed_in(world.stranger).post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
+    assert response.status_code == 404
+    token.refresh_from_db()
+    assert token.revoked_at is None
+
+
+def test_preferences_are_kept(world: World) -> None:
+    member = world.vision.member
+    response = signed_in(member).post(reverse("preferences"), {"time_zone": "Asia/Tokyo", "theme": "dark"})
+    assert response.status_code == 302
+    member.refresh_from_db()
+    assert (member.time_zone, member.theme) == ("Asia/Tokyo", "dark")
+
+
+def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World) -> None:
+    client = signed_in(world.operator)
+    client.post(reverse("team", args=[world.vision.team.slug]), {"verb": "rename", "name": "=Vision"})
+    page = client.get(reverse("audit")).content.decode()
+    assert "rename team" in page and "=Vision" in page
+    rows = client.get(reverse("audit"), {"format": "csv"}).content.decode()
+    assert "rename_team" in rows
+    assert ",'=Vision," in rows  # a spreadsheet takes it as text
+
+
+def test_a_pool_limit_out_of_range_is_refused_with_what_is_allowed(world: World) -> None:
+    client = signed_in(world.operator)
+    values = {name: getattr(world.shared, name) or "" for name in _limits()}
+    response = client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": "-5"})
+    assert response.status_code == 400
+    assert "allowed: a whole number from 0 to 86,400 seconds" in response.content.decode()
+    assert client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": "45"}).status_code == 302
+    assert Pool.objects.get(slug="shared").notice_seconds == 45
+
+
+def test_a_static_pool_needs_its_owner(world: World) -> None:
+    client = signed_in(world.operator)
+    assert client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": ""}).status_code == 400
+    assert client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": world.vision.team.pk}).status_code == 302
+    assert Pool.objects.get(name="Lab").team == world.vision.team
+
+
+def test_a_job_template_needs_a_command(world: World) -> None:
+    client = signed_in(world.operator)
+    values = {"name": "Fit", "kind": "job", "type": "training", "units": 2, "max_runtime_seconds": 3600, "command": ""}
+    assert client.post(reverse("template-new"), values).status_code == 400
+    assert client.post(reverse("template-new"), values | {"command": "python fit.py"}).status_code == 302
+    assert Template.objects.get(name="Fit").units == 2
+
+
+def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db: None) -> None:
+    client = Client()
+    values = {"organisation": "Acme", "time_zone": "UTC", "currency": "EUR", "username": "ada", "email": "ada@example.org"}
+    assert client.get(reverse("first-run")).status_code == 200
+    assert client.post(reverse("first-run"), values | {"password": "x"}).status_code == 400
+    assert not User.objects.exists()
+    assert client.post(reverse("first-run"), values | {"password": PASSWORD}).status_code == 302
+    page = client.get(reverse("first-run")).content.decode()
+    assert "Add a host" in page and "Launch a notebook" in page
+    assert Client().post(reverse("first-run"), values | {"username": "eve", "password": PASSWORD}).status_code in (302, 403)
+    assert User.objects.get().operator
+
+
+def _limits() -> list[str]:
+    from portal.services.pools import POOL_LIMITS
+
+    return list(POOL_LIMITS)
