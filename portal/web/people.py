@@ -20,7 +20,6 @@ from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
 from scheduler.models import Host, Project, Quota, Team, Workload
 
-
 BACKEND = "allauth.account.auth_backends.AuthenticationBackend"  # the one that config.settings uses
 
 
