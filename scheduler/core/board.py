@@ -137,6 +137,7 @@ class Board:
                 slots, key = int(self.slots[unit]), (running.team, self.model_of(unit))
                 if running.reservation is None:
                     self.ledger.held[key] += slots
+                    self.ledger.standing[key] += slots
                     if running.stopping:
                         self.ledger.leaving[key] += slots
                 self.ledger.held_by_user[running.user] += slots
@@ -169,6 +170,7 @@ class Board:
         self.bound[units] = reservation.id
         for unit in units:
             self.ledger.held[reservation.team, self.model_of(unit)] += int(self.slots[unit])
+            self.ledger.standing[reservation.team, self.model_of(unit)] += int(self.slots[unit])
 
     def _take(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
         """Account for a holder's GPUs, CPU and memory."""
@@ -266,11 +268,14 @@ class Board:
         self._mark_bound(reservation, units)
         self.bindings.append(Binding(reservation.id, tuple(sorted(self.units[u].id for u in units))))
 
-    def keep(self, workload: int, units: list[int]) -> None:
+    def keep(self, queued: Queued, units: list[int]) -> None:
         """Earmark units for a workload that others are being evicted for."""
         self._leave_free(units)
-        self.kept[units] = workload
-        self.keepers.add(workload)
+        self.kept[units] = queued.id
+        self.keepers.add(queued.id)
+        for unit in units:
+            if self.units[unit].profile.startswith("share"):
+                self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
     def promise(self, reservation: Reservation, units: list[int]) -> None:
         """Note which units a reservation still to come counts on."""

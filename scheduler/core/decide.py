@@ -10,7 +10,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from scheduler.core import fit, preempt
-from scheduler.core.board import NOBODY, Board
+from scheduler.core.board import NEVER, NOBODY, Board
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.model import Eviction, Numbers, Placement, PoolKind, Priority, Queued, Refusal
 from scheduler.core.reasons import Code
@@ -107,10 +107,10 @@ class Cycle:
         """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
         for kind in self.board.kinds_for(queued.ask):
             room = self._room(queued, kind)
-            if not room.allowed or not self._within_caps(queued, kind) or not self._leaves_spare(queued, kind):
+            if not room.allowed or not self._within_caps(queued, kind):
                 continue
             units = self._free_units(queued, kind)
-            if units is not None:
+            if units is not None and self._leaves_spare(queued, units):
                 self._start(queued, kind, units, room)
                 return True
         return False
@@ -126,14 +126,13 @@ class Cycle:
         need, cap = self.board.need_slots(queued.ask, kind), self.board.policy.most_slots_per_workload
         return need <= self.board.ledger.user_cap_left(queued.user) and (cap is None or need <= cap)
 
-    def _leaves_spare(self, queued: Queued, kind: int) -> bool:
+    def _leaves_spare(self, queued: Queued, units: list[int]) -> bool:
         """Only critical work, and work inside a reservation, may use what the pool keeps free."""
         board = self.board
-        spare = board.policy.spare_slots
-        if spare == 0 or queued.priority is Priority.CRITICAL or queued.reservation is not None:
+        if queued.priority is Priority.CRITICAL or queued.reservation is not None:
             return True
-        kept = int(board.slots[board.kept == queued.id].sum()) if queued.id in board.keepers else 0
-        return board.free_slots + kept - board.need_slots(queued.ask, kind) >= spare
+        taken = sum(int(board.slots[u]) for u in units if board.free[u])
+        return taken == 0 or board.free_slots - taken >= board.policy.spare_slots
 
     def _free_units(self, queued: Queued, kind: int) -> list[int] | None:
         shared_fate = queued.reservation is None and queued.id not in self.board.keepers
@@ -259,11 +258,10 @@ class Cycle:
     def _wait_for(self, queued: Queued, kind: int, units: list[int], leaving: list[int]) -> None:
         """Refuse it for now, its units earmarked and counted as its team's."""
         board = self.board
-        board.keep(queued.id, units)
+        board.keep(queued, units)
         if queued.reservation is None:
             key = (queued.team, board.kinds[kind].model)
             board.ledger.held[key] += board.need_slots(queued.ask, kind)
-            board.ledger.leaving[key] += board.need_slots(queued.ask, kind)  # a claim, not something to reclaim
         if self._forecast is not None:
             self._forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
@@ -350,11 +348,15 @@ class Cycle:
         nothing = np.zeros(len(board.units), dtype=np.int64)
         if all(cheapest_units(board, ask, kind, board.usable, nothing) is None for kind in kinds):
             return self._closed(queued)
-        if any(fit.choose(board, ask, kind) is not None for kind in kinds):
-            return self._promised_to_others(queued, free)
-        model = board.kinds[kinds[0]].model
-        return Code.WAITS_FOR_UNITS, numbers(
-            ahead=self.position - 1, free=free, hosts=ask.hosts, model=model, need=ask.total_units
+        return self._promised_to_others(queued, free) or (
+            Code.WAITS_FOR_UNITS,
+            numbers(
+                ahead=self.position - 1,
+                free=free,
+                hosts=ask.hosts,
+                model=board.kinds[kinds[0]].model,
+                need=ask.total_units,
+            ),
         )
 
     def _closed(self, queued: Queued) -> Why:
@@ -371,35 +373,36 @@ class Cycle:
         unwell = sum(not u.well for u in board.units)
         return Code.HOST_CLOSED, numbers(codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell)
 
-    def _promised_to_others(self, queued: Queued, free: int) -> Why:
-        """Enough is free, but spare, promised, or set aside: which of these, the first whose absence would help."""
-        board, kinds = self.board, self.board.kinds_for(queued.ask)
-        if not any(self._leaves_spare(queued, kind) for kind in kinds):
+    def _promised_to_others(self, queued: Queued, free: int) -> Why | None:
+        """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help.
+        None when the units are simply not there."""
+        board, need = self.board, queued.ask.total_units
+        if self._fits_ignoring(queued, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
-            return Code.SPARE_CAPACITY_KEPT, numbers(
-                free=board.free_slots, need=board.need_slots(queued.ask, kinds[0]), spare=spare
+            slots = board.need_slots(queued.ask, board.kinds_for(queued.ask)[0])
+            return Code.SPARE_CAPACITY_KEPT, numbers(free=board.free_slots, need=slots, spare=spare)
+        if self._fits_ignoring(queued, frozenset({fit.HOLDS})):
+            return Code.BEHIND_OTHERS, numbers(ahead=self.position - 1, free=free, need=need)
+        concerned = board.free & np.isin(board.kind, np.array(board.kinds_for(queued.ask), dtype=np.int64))
+        if self._fits_ignoring(queued, frozenset({fit.HOLDS, fit.MAINTENANCE})):
+            start = int(board.maintenance_from[concerned].min())
+            runs = queued.max_runtime_seconds
+            return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, runs=runs, start=start)
+        if self._fits_ignoring(queued, fit.EVERYTHING):
+            first = int(np.argmin(np.where(concerned, board.reserved_from, NEVER)))
+            return Code.HELD_FOR_RESERVATION, numbers(
+                free=free,
+                need=need,
+                reservation=int(board.reserved_for[first]),
+                runs=fit.gone_after(board, queued),
+                start=int(board.reserved_from[first]),
             )
-        taken: list[str] = []
-        for name in (fit.HOLDS, fit.MAINTENANCE, fit.RESERVATIONS):
-            taken.append(name)
-            available = fit.takeable(board, queued, frozenset(taken))
-            if any(fit.choose(board, queued.ask, kind, available) is not None for kind in kinds):
-                break
-        if taken[-1] == fit.HOLDS:
-            return Code.BEHIND_OTHERS, numbers(ahead=self.position - 1, free=free, need=queued.ask.total_units)
-        if taken[-1] == fit.MAINTENANCE:
-            start = int(board.maintenance_from.min())
-            return Code.HELD_FOR_MAINTENANCE, numbers(
-                free=free, need=queued.ask.total_units, runs=queued.max_runtime_seconds, start=start
-            )
-        first = int(np.argmin(board.reserved_from))
-        return Code.HELD_FOR_RESERVATION, numbers(
-            free=free,
-            need=queued.ask.total_units,
-            reservation=int(board.reserved_for[first]),
-            runs=queued.max_runtime_seconds,
-            start=int(board.reserved_from[first]),
-        )
+        return None
+
+    def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
+        available = fit.takeable(self.board, queued, ignoring)
+        kinds = self.board.kinds_for(queued.ask)
+        return any(fit.choose(self.board, queued.ask, kind, available) is not None for kind in kinds)
 
     # -- when it may expect to start ---------------------------------------------------------------------------------
 

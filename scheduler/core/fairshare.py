@@ -33,6 +33,7 @@ class Ledger:
         self.guaranteed: dict[tuple[int, str], int] = {}
         self.limit: dict[tuple[int, str], int] = {}
         self.held: dict[tuple[int, str], int] = defaultdict(int)
+        self.standing: dict[tuple[int, str], int] = defaultdict(int)  # held before this plan gave anything out
         self.leaving: dict[tuple[int, str], int] = defaultdict(int)
         self.held_by_user: dict[int, int] = defaultdict(int)
         for quota in quotas:
@@ -61,8 +62,9 @@ class Ledger:
         return Room(held + need <= limit, borrowed, held, guaranteed, limit)
 
     def excess(self, team: int, model: str) -> int:
-        """Slots above the guarantee that are not already leaving: what others may reclaim."""
-        return self.held[team, model] - self.leaving[team, model] - self.guarantee(team, model)
+        """Slots above the guarantee that are not already leaving: what others may reclaim. What this plan gives the
+        team does not count: it could not be told to go yet, and older work must not go in its stead."""
+        return self.standing[team, model] - self.leaving[team, model] - self.guarantee(team, model)
 
     def is_under_guarantee(self, team: int, model: str) -> bool:
         return self.held[team, model] < self.guarantee(team, model)

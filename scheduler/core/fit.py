@@ -18,6 +18,7 @@ from scheduler.core.model import WHOLE, Ask, Queued
 
 HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"
 NOTHING: frozenset[str] = frozenset()
+EVERYTHING = frozenset({HOLDS, MAINTENANCE, RESERVATIONS})
 
 
 def expected_seconds(queued: Queued) -> int:
@@ -59,13 +60,14 @@ def takeable(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -
     if queued.reservation is not None:
         return both((board.bound == queued.reservation) & (board.holder == NOBODY), board.usable)
     mask = in_time(board, queued, ignoring)
+    free = board.free
     if queued.id in board.keepers:
-        own = (board.kept == queued.id) & (board.holder == NOBODY) & board.usable & (board.bound == 0)
-        free = board.free | own
-        return free if mask is None else both(free, mask)
+        free = free | ((board.kept == queued.id) & (board.holder == NOBODY) & board.usable & (board.bound == 0))
+    elif mask is None and not board.is_shared(queued.ask):
+        return None
     if board.is_shared(queued.ask):
-        return both(board.free if mask is None else both(board.free, mask), own_shares(board, queued.team))
-    return None if mask is None else both(board.free, mask)
+        free = both(free, own_shares(board, queued.team))
+    return free if mask is None else both(free, mask)
 
 
 def own_shares(board: Board, team: int) -> Mask:

@@ -71,6 +71,8 @@ class Search:
         if queued.reservation is not None:
             return both(board.bound == queued.reservation, board.usable)
         mask = both(board.usable & (board.bound == 0), (board.kept == 0) | (board.kept == queued.id))
+        if board.is_shared(queued.ask):
+            mask = both(mask, fit.own_shares(board, queued.team))
         in_time = fit.in_time(board, queued)
         return mask if in_time is None else both(mask, in_time)
 

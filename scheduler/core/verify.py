@@ -411,6 +411,8 @@ class Check:
             for placement in known:
                 queued = self.queued[placement.workload]
                 lower = queued.team == waiting.team and queued.priority < waiting.priority
+                if queued.id in self.earmark.values() or queued.reservation is not None:
+                    continue  # its turn came first
                 expected = self.now + min(queued.max_runtime_seconds, 2 * queued.predicted_seconds)
                 on_held = set(refusal.held_units) & set(placement.units)
                 if lower and queued.pool == waiting.pool and on_held and expected > refusal.expected_start:
@@ -507,6 +509,9 @@ class Check:
             yield f"{who}: workload {workload} is not within its team's guarantee"
 
     def _within_guarantee(self, queued: Queued, model: str) -> bool:
+        pool = self.pools[queued.pool]
+        if pool.kind is PoolKind.STATIC:
+            return pool.team == queued.team
         quota = self.quota.get((queued.team, queued.pool, model))
         if quota is None or queued.reservation is not None:
             return False
@@ -534,8 +539,8 @@ class Check:
                 elif eviction.for_reservation is not None:
                     own[victim.pool, victim.team, model] += count
         for (pool, team, model), counts in sorted(lost.items()):
-            if self.pools[pool].kind is PoolKind.STATIC:
-                yield f"team {team} loses work in its static pool {pool}"
+            if self.pools[pool].kind is PoolKind.STATIC and self.pools[pool].team == team:
+                yield f"team {team} loses work in its own static pool {pool}"
                 continue
             quota = self.quota.get((team, pool, model))
             leaving = sum(
@@ -545,7 +550,8 @@ class Check:
                 for u in r.units
                 if self.units[u].model == model
             )
-            excess = self._held_slots(pool, team, model) - leaving - (quota.guaranteed if quota else 0)
+            guaranteed = quota.guaranteed if quota and self.pools[pool].kind is PoolKind.DYNAMIC else 0
+            excess = self._held_slots(pool, team, model) - leaving - guaranteed
             excess -= own[pool, team, model]
             if sum(counts) - max(counts) >= excess:
                 yield f"team {team} in pool {pool} loses {sum(counts)} slots of {model} and borrowed only {excess}"

@@ -53,10 +53,10 @@ def policies(draw: st.DrawFn) -> Policy:
 @st.composite
 def hosts_and_units(draw: st.DrawFn, pool: int, first_host: int) -> tuple[list[Host], list[Unit]]:
     hosts, units = [], []
-    for number in range(draw(st.integers(1, 4))):
+    for number in range(draw(st.sampled_from((2, 3, 4, 1)))):
         host = first_host + number
         labels = draw(st.sets(st.sampled_from((("rack", "r1"), ("rack", "r2"), ("site", "north"))), max_size=2))
-        open_ = draw(st.integers(0, 9)) > 0
+        open_ = draw(st.sampled_from((True,) * 9 + (False,)))
         hosts.append(
             Host(
                 host,
@@ -76,9 +76,9 @@ def hosts_and_units(draw: st.DrawFn, pool: int, first_host: int) -> tuple[list[H
 @st.composite
 def units_of(draw: st.DrawFn, host: int) -> list[Unit]:
     model, units = draw(st.sampled_from(MODELS)), []
-    for number in range(draw(st.sampled_from((1, 2, 4, 8)))):
+    for number in range(draw(st.sampled_from((4, 8, 2, 1)))):
         gpu = host * 100 + number
-        cut = draw(st.sampled_from(("", "", "", "", SLICE, SHARE)))
+        cut = draw(st.sampled_from(("",) * 8 + (SLICE, SHARE)))
         parts = {"": 1, SLICE: 7, SHARE: 4}[cut]
         for part in range(parts):
             units.append(
@@ -92,7 +92,7 @@ def units_of(draw: st.DrawFn, host: int) -> list[Unit]:
                     memory_mib=MEMORY[model] // (1 if cut == SHARE else parts),
                     compute_capability=90 if model.startswith("H") else 80,
                     nvlink_group=number // 4 if not cut else None,
-                    well=draw(st.integers(0, 19)) > 0,
+                    well=draw(st.sampled_from((True,) * 19 + (False,))),
                 )
             )
     return units
@@ -101,14 +101,14 @@ def units_of(draw: st.DrawFn, host: int) -> list[Unit]:
 @st.composite
 def asks(draw: st.DrawFn) -> Ask:
     return Ask(
-        units=draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8))),
-        hosts=draw(st.sampled_from((1, 1, 1, 1, 2, 3))),
-        models=draw(st.sampled_from(((), ("A100-40GB",), ("H100-80GB",), ("H100-80GB", "A100-40GB")))),
-        profile=draw(st.sampled_from(("", "", "", "", SLICE, SHARE))),
-        min_memory_mib=draw(st.sampled_from((0, 0, 41_000))),
-        min_compute_capability=draw(st.sampled_from((0, 0, 90))),
-        nvlink=draw(st.integers(0, 9)) == 0,
-        labels=draw(st.sampled_from((frozenset(), frozenset(), frozenset({("rack", "r1")})))),
+        units=draw(st.sampled_from((1, 2, 1, 4, 2, 3, 8))),
+        hosts=draw(st.sampled_from((1, 1, 1, 2, 1, 1, 3))),
+        models=draw(st.sampled_from(((), ("H100-80GB", "A100-40GB"), ("A100-40GB",), ("H100-80GB",)))),
+        profile=draw(st.sampled_from(("", "", "", "", "", SLICE, SHARE))),
+        min_memory_mib=draw(st.sampled_from((0,) * 8 + (41_000,))),
+        min_compute_capability=draw(st.sampled_from((0,) * 8 + (90,))),
+        nvlink=draw(st.sampled_from((False,) * 8 + (True,))),
+        labels=draw(st.sampled_from((frozenset[tuple[str, str]](),) * 8 + (frozenset({("rack", "r1")}),))),
         cpu_milli=draw(st.sampled_from((0, 8_000))),
         memory_mib=draw(st.sampled_from((0, 64_000))),
     )
@@ -117,10 +117,10 @@ def asks(draw: st.DrawFn) -> Ask:
 @st.composite
 def queue(draw: st.DrawFn, pool: int, reservations: list[Reservation]) -> list[Queued]:
     waiting = []
-    for number in range(draw(st.integers(0, 12))):
+    for number in range(draw(st.integers(2, 12))):
         preemptible = draw(st.booleans())
-        limit = draw(st.sampled_from((600, HOUR, 8 * HOUR, 48 * HOUR, 30 * 24 * HOUR)))
-        inside = draw(st.sampled_from([None, None, None, *reservations]))
+        limit = draw(st.sampled_from((600, HOUR, 8 * HOUR, 48 * HOUR, HOUR, 8 * HOUR, 30 * 24 * HOUR)))
+        inside = draw(st.sampled_from([None, None, None, None, None, None, *reservations]))
         waiting.append(
             Queued(
                 id=pool * 10_000 + number,
@@ -136,9 +136,9 @@ def queue(draw: st.DrawFn, pool: int, reservations: list[Reservation]) -> list[Q
                 preemptible=preemptible,
                 may_borrow=preemptible and draw(st.integers(0, 4)) > 0,
                 reservation=inside.id if inside else None,
-                not_before=draw(st.sampled_from((0, 0, 0, NOW + 60))),
+                not_before=draw(st.sampled_from((0,) * 15 + (NOW + 60,))),
                 evicted_by=draw(st.sampled_from((None, None, pool * 10_000 + 501))),
-                gate=draw(st.sampled_from(("", "", "", "", Code.BUDGET_CLOSED))),
+                gate=draw(st.sampled_from(("",) * 15 + (Code.BUDGET_CLOSED,))),
             )
         )
     return waiting
@@ -200,7 +200,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 @st.composite
 def with_pool(draw: st.DrawFn, whole: Snapshot, pool: int) -> Snapshot:
-    static = draw(st.integers(0, 4)) == 0
+    static = draw(st.sampled_from((False,) * 6 + (True,)))
     hosts, units = draw(hosts_and_units(pool, pool * 10))
     reservations: list[Reservation] = []
     bound: dict[int, Reservation] = {}
@@ -225,13 +225,13 @@ def with_pool(draw: st.DrawFn, whole: Snapshot, pool: int) -> Snapshot:
     maintenance = [
         Maintenance(host.id, start, start + 4 * HOUR)
         for host in hosts
-        for start in draw(st.sampled_from(((), (), (), (NOW + 2 * HOUR,), (NOW - HOUR,))))
+        for start in draw(st.sampled_from(((),) * 8 + ((NOW + 2 * HOUR,), (NOW - HOUR,))))
     ]
     quotas = []
     for model in sorted({u.model for u in units}):
         left = sum(u.slots for u in units if u.model == model)
         for team in TEAMS:
-            guaranteed = draw(st.sampled_from((0, 1, 2, 4, 8))) * SLOTS_PER_GPU
+            guaranteed = draw(st.sampled_from((2, 4, 0, 1, 8))) * SLOTS_PER_GPU
             if guaranteed <= left and draw(st.integers(0, 5)) > 0:
                 left -= guaranteed
                 limit = draw(st.sampled_from((None, None, 0, 2 * SLOTS_PER_GPU)))

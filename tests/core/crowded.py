@@ -1,0 +1,150 @@
+"""Crowded pools from a seed: most units held, a long mixed queue, several teams borrowing. What the strategies rarely build."""
+
+from __future__ import annotations
+
+import random
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    DecayedUse,
+    Host,
+    Maintenance,
+    Policy,
+    Pool,
+    PoolKind,
+    Priority,
+    Queued,
+    Quota,
+    Reservation,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+
+HOUR = 3600
+SLICE, SHARE = "1g.5gb", "share-1/4"
+PARTS = {"": 1, SLICE: 7, SHARE: 4}
+
+
+def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
+    """The same seed gives the same snapshot at ``now``."""
+    dice = random.Random(seed)
+    policy = Policy(
+        minimum_runtime_seconds=dice.choice((0, 300)),
+        spare_slots=dice.choice((0, 0, 0, 2 * SLOTS_PER_GPU)),
+        most_slots_per_user=dice.choice((None, None, 8 * SLOTS_PER_GPU)),
+    )
+    pool = Pool(1, "crowded", PoolKind.DYNAMIC, None, policy)
+    rows = [
+        Host(h, f"h{h}", 1, frozenset({("rack", f"r{h % 2}")}), dice.choice((0, 64_000)), 0, dice.random() > 0.05)
+        for h in range(1, hosts + 1)
+    ]
+    units: list[Unit] = []
+    for host in rows:
+        model = dice.choice(("H100", "H100", "A100"))
+        for gpu in range(8):
+            cut = dice.choices(("", SLICE, SHARE), (12, 1, 1))[0]
+            for part in range(PARTS[cut]):
+                unit = host.id * 1000 + gpu * 10 + part
+                group = gpu // 4 if not cut else None
+                size = SLOTS_PER_GPU // PARTS[cut]
+                units.append(Unit(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group))
+    dice.shuffle(units)
+    running = _running(dice, units, now)
+    busy = {u for r in running for u in r.units}
+    reservations = []
+    for number in range(dice.choice((0, 0, 1, 2, 3))):
+        start = now + dice.choice((-60, 0, 30, 600, 3 * HOUR, 8 * HOUR))
+        free = sorted(u.id for u in units if u.id not in busy and not u.profile)
+        bound = tuple(free[:4]) if start < 0 and free else ()
+        busy |= set(bound)
+        ask = Ask(dice.choice((1, 2, 4, 8)), dice.choice((1, 1, 2)))
+        reservations.append(Reservation(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound))
+    quotas = []
+    for model in ("A100", "H100"):
+        left = sum(u.slots for u in units if u.model == model)
+        for team in (1, 2, 3, 4):
+            guaranteed = min(left, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
+            left -= guaranteed
+            quotas.append(Quota(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
+    closing = [Maintenance(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if dice.random() < 0.2 else []
+    return Snapshot(
+        epoch=seed,
+        pools=(pool,),
+        hosts=tuple(rows),
+        units=tuple(units),
+        teams=tuple(Team(t, f"t{t}", t) for t in (1, 2, 3, 4)),
+        quotas=tuple(quotas),
+        decayed_use=tuple(DecayedUse(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
+        queued=tuple(_queued(dice, number, now) for number in range(1, waiting + 1)),
+        running=tuple(running),
+        reservations=tuple(reservations),
+        maintenance=tuple(closing),
+    )
+
+
+def _running(dice: random.Random, units: list[Unit], now: int) -> list[Running]:
+    running: list[Running] = []
+    left = {u.id: u for u in units}
+    for _ in range(dice.randint(5, 25)):
+        if not left:
+            break
+        first = dice.choice(list(left.values()))
+        peers = [u for u in left.values() if u.host == first.host and u.profile == first.profile]
+        mine = peers[: dice.choice((1, 2, 4, 8))] if first.profile != SHARE else [first]
+        for unit in mine:
+            del left[unit.id]
+        if first.profile == SHARE:  # the other shares stay with this team: nobody else may have them
+            left = {k: u for k, u in left.items() if u.gpu != first.gpu}
+        started = now - dice.randint(0, 20 * HOUR)
+        stopping = dice.random() < 0.1
+        running.append(
+            Running(
+                id=500 + len(running),
+                team=dice.randint(1, 4),
+                project=1,
+                user=dice.randint(1, 5),
+                pool=1,
+                units=tuple(sorted(u.id for u in mine)),
+                started=started,
+                until=max(started + 1, now + dice.randint(60, 30 * HOUR)),
+                predicted_until=now + dice.randint(-HOUR, 10 * HOUR),
+                priority=dice.choice(list(Priority)),
+                preemptible=dice.random() < 0.7,
+                checkpoint_at=dice.choice((None, max(started, now - dice.randint(0, HOUR)))),
+                stopping=stopping,
+                stop_by=now + 30 if stopping else None,
+                evicted_for_workload=dice.randint(1, 15) if stopping and dice.random() < 0.7 else None,
+            )
+        )
+    return running
+
+
+def _queued(dice: random.Random, number: int, now: int) -> Queued:
+    limit = dice.choice((600, HOUR, 4 * HOUR, 48 * HOUR))
+    preemptible = dice.random() < 0.6
+    return Queued(
+        id=number,
+        team=dice.randint(1, 4),
+        project=1,
+        user=dice.randint(1, 5),
+        pool=1,
+        ask=Ask(
+            units=dice.choice((1, 1, 1, 2, 4, 8)),
+            hosts=dice.choices((1, 2, 3), (8, 2, 1))[0],
+            models=dice.choice(((), ("H100",), ("A100", "H100"))),
+            profile=dice.choices(("", SLICE, SHARE), (8, 1, 1))[0],
+            nvlink=dice.random() < 0.1,
+            labels=dice.choice((frozenset(), frozenset(), frozenset({("rack", "r1")}))),
+            cpu_milli=dice.choice((0, 16_000)),
+        ),
+        submitted=now - dice.randint(0, 60 * HOUR),
+        max_runtime_seconds=limit,
+        predicted_seconds=dice.randint(60, limit),
+        priority=dice.choice(list(Priority)),
+        preemptible=preemptible,
+        may_borrow=preemptible,
+        evicted_by=dice.choice((None, None, dice.randint(500, 510))),
+    )
