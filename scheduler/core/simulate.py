@@ -26,8 +26,8 @@ from functools import partial
 from itertools import count
 from math import log
 
+from scheduler.core.explain import as_queued
 from scheduler.core.model import (
-    Ask,
     DecayedUse,
     Eviction,
     Numbers,
@@ -166,20 +166,9 @@ class Simulation:
 
     def _take_over(self, running: Running) -> None:
         """Work that runs already when the simulation starts: it ends as predicted."""
-        queued = Queued(
-            id=running.id,
-            team=running.team,
-            project=running.project,
-            user=running.user,
-            pool=running.pool,
-            ask=_ask_of(running, self.base),
-            submitted=running.started,
-            max_runtime_seconds=max(1, running.until - running.started),
+        queued = replace(
+            as_queued(self.base, running, running.started),
             predicted_seconds=max(1, running.predicted_until - running.started),
-            priority=running.priority,
-            preemptible=running.preemptible,
-            may_borrow=running.preemptible,
-            reservation=running.reservation,
         )
         job = Job(Arrival(running.started, queued, queued.predicted_seconds), queued, running=running)
         self.running[running.id] = job
@@ -366,21 +355,6 @@ class Simulation:
                 self.use[key] = self.use[key] * kept + held[key] * half_life / log(2) * (1 - kept)
             self.use_at = time
         self.now = time
-
-
-def _ask_of(running: Running, snapshot: Snapshot) -> Ask:
-    """The ask that a running workload's units answer to."""
-    units = [unit for unit in snapshot.units if unit.id in set(running.units)]
-    hosts = sorted({unit.host for unit in units})
-    first = units[0]
-    return Ask(
-        units=len(units) // len(hosts),
-        hosts=len(hosts),
-        models=(first.model,),
-        profile=first.profile,
-        cpu_milli=running.cpu_milli,
-        memory_mib=running.memory_mib,
-    )
 
 
 def run(
