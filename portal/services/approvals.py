@@ -21,7 +21,7 @@ from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
 MOST_GPUS = 1_000_000
 CHANGEABLE = {
     Submission.Kind.QUOTA_CHANGE: frozenset({"guaranteed_gpus", "borrow_limit_gpus"}),
-    Submission.Kind.RESERVATION: frozenset({"units", "models", "profile", "start", "end", "may_exceed_guarantee"}),
+    Submission.Kind.RESERVATION: frozenset({"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}),
     Submission.Kind.MEMBERSHIP: frozenset({"role"}),
 }
 
@@ -207,10 +207,7 @@ def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: d
     may_exceed = payload.get("may_exceed_guarantee", False)
     if not isinstance(may_exceed, bool):
         raise Invalid({"may_exceed_guarantee": f"may_exceed_guarantee is {may_exceed!a:.60}; allowed: true or false."})
-    reservation, answer = engine.confirm_reservation(
-        owner=submission.author, may_exceed_guarantee=may_exceed, now=now, **wish.columns
-    )
-    reservations.refuse_unless_it_fits(answer, wish)
+    reservation = reservations.confirm(submission.author, wish, may_exceed_guarantee=may_exceed, now=now)
     Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
     submission.reservation = reservation
 
@@ -290,6 +287,7 @@ def _wish_of(submission: Submission, payload: dict[str, Any], now: datetime) -> 
         _moment(payload["start"]),
         _moment(payload["end"]),
         now,
+        hosts=payload.get("hosts", 1),
     )
 
 

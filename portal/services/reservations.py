@@ -53,6 +53,7 @@ class Wish:
             "pool": self.pool.pk,
             "name": self.name,
             "units": self.ask.units,
+            "hosts": self.ask.hosts,
             "models": self.ask.models_wanted,
             "profile": self.ask.profile,
             "start": self.start.isoformat(),
@@ -83,24 +84,24 @@ def request_reservation(
     start: datetime,
     end: datetime,
     now: datetime,
+    hosts: int = 1,
     models: list[str] | None = None,
     profile: str = "",
     why: str = "",
     via: str = "web",
 ) -> Submission | Reservation:
-    """A confirmed Reservation, or, above the pool's threshold, a Submission that waits for approval and holds nothing.
+    """``units`` on each of ``hosts`` hosts: a confirmed Reservation, or, above the pool's threshold, a Submission that waits for approval and holds nothing.
 
     Either way the window is checked first. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, why=why)
+    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why)
     why = why.strip()
     if wish.needs_approval:
         refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
         return _submit(actor, wish, why, now, via)
     with transaction.atomic():
-        reservation, answer = engine.confirm_reservation(owner=actor, may_exceed_guarantee=False, now=now, **wish.columns)
-        refuse_unless_it_fits(answer, wish)
+        reservation = confirm(actor, wish, may_exceed_guarantee=False, now=now)
         audit.record(
             actor=actor, via=via, now=now, verb="request_reservation", target=reservation, why=why,
             after=audit.facts(reservation, *TOLD),
@@ -117,6 +118,7 @@ def preview_reservation(
     start: datetime,
     end: datetime,
     now: datetime,
+    hosts: int = 1,
     models: list[str] | None = None,
     profile: str = "",
     name: str = "preview",
@@ -129,7 +131,7 @@ def preview_reservation(
     ``currency``, and ``warnings`` (sentences that don't block). Raises Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_wish(project, pool, name, units, models, profile, start, end, now)
+    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, hosts=hosts)
     answer = engine.check_window(now=now, **wish.columns)
     price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
     hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
@@ -202,13 +204,14 @@ def checked_wish(
     start: Any,
     end: Any,
     now: datetime,
+    hosts: Any = 1,
     why: Any = "",
 ) -> Wish:
     """Check every field of a reservation, or raise Invalid with all the problems."""
     checks = Checks()
     check_project(checks, project)
     check_pool(checks, pool, project.team)
-    ask = check_ask(checks, pool=pool, units=units, models=models, profile=profile)
+    ask = check_ask(checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile)
     name = checks.text("name", name)
     checks.text("why", why, least=0, most=1000, lines=True)
     first, last = checks.moment("start", start), checks.moment("end", end)
@@ -216,6 +219,17 @@ def checked_wish(
         _check_window(checks, pool, first, last, now)
     checks.done()
     return Wish(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0))
+
+
+def confirm(owner: User, wish: Wish, *, may_exceed_guarantee: bool, now: datetime) -> Reservation:
+    """Promise it, judged under the pool's lock. Raises Conflict with the reason and the first windows that fit."""
+    reservation, answer = engine.confirm_reservation(
+        owner=owner, may_exceed_guarantee=may_exceed_guarantee, now=now, **wish.columns
+    )
+    refuse_unless_it_fits(answer, wish)
+    if reservation is None:
+        raise Conflict(f"{wish.name} was not confirmed.")
+    return reservation
 
 
 def refuse_unless_it_fits(answer: WindowAnswer, wish: Wish) -> None:

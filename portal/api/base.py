@@ -1,0 +1,288 @@
+"""What every endpoint shares: who asks, how often, how errors look, how lists are cut into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, ClassVar, TypeVar, cast
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.http import Http404
+from django.utils import timezone
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.openapi import AutoSchema
+from rest_framework import serializers, status
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication, get_authorization_header
+from rest_framework.exceptions import APIException, AuthenticationFailed, ValidationError
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import SimpleRateThrottle
+from rest_framework.views import APIView
+
+from portal.errors import Conflict, Invalid, ServiceError
+from portal.models import User
+from portal.services import people
+from portal.validation import shown
+
+Row = TypeVar("Row", bound=Model)
+Body = dict[str, Any]
+
+LONGEST_PAGE = 200
+FARTHEST_PAGE = 100_000
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+class TokenAuthentication(BaseAuthentication):
+    """``Authorization: Bearer gpp_…``: a token made in the browser."""
+
+    keyword = "Bearer"
+
+    def authenticate(self, request: Request) -> tuple[User, str] | None:
+        """The token's user; None when the request carries no bearer token. Raises AuthenticationFailed for a wrong one."""
+        parts = get_authorization_header(request).split()
+        if not parts or parts[0].lower() != b"bearer":
+            return None
+        text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
+        user = people.user_of_token(text, timezone.now()) if text.startswith(people.TOKEN_MARK) else None
+        if user is None:
+            raise AuthenticationFailed("The token is unknown, revoked or out of date; make a new one under API tokens.")
+        return user, "token"
+
+    def authenticate_header(self, request: Request) -> str:
+        """What a 401 names."""
+        return f'{self.keyword} realm="gpupool"'
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How the schema describes tokens."""
+
+    target_class = "portal.api.base.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
+        """An HTTP bearer scheme."""
+        return {"type": "http", "scheme": "bearer", "description": "A token made in the browser; it begins with gpp_."}
+
+
+class _Throttle(SimpleRateThrottle):
+    def get_cache_key(self, request: Request, view: APIView) -> str | None:
+        """One bucket per user, or per address before sign-in."""
+        ident = str(request.user.pk) if request.user.is_authenticated else self.get_ident(request)
+        return self.cache_format % {"scope": self.scope, "ident": ident}
+
+
+class ReadThrottle(_Throttle):
+    """Reads: generous, so that scripts may poll."""
+
+    scope, rate = "api-read", "3000/min"
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Counts reads only."""
+        return request.method not in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)
+
+
+class WriteThrottle(_Throttle):
+    """Writes: a person or a script, not a flood."""
+
+    scope, rate = "api-write", "600/min"
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Counts writes only."""
+        return request.method in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    field = serializers.CharField(help_text="Which field it is about; empty: the request as a whole.")
+    value = serializers.JSONField(allow_null=True, help_text="What was given, shortened.")
+    message = serializers.CharField(help_text="What is wrong and what is allowed.")
+
+
+class WindowSerializer(serializers.Serializer[Any]):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class ErrorsSerializer(serializers.Serializer[Any]):
+    """The one shape of every refusal."""
+
+    errors = ErrorSerializer(many=True)
+    code = serializers.CharField(required=False, help_text="The engine's reason code, where it gave one.")
+    numbers = serializers.DictField(child=serializers.JSONField(), required=False, help_text="The reason's numbers.")
+    windows = WindowSerializer(many=True, required=False, help_text="Windows that would fit instead.")
+
+
+def error(message: str, field: str = "", value: Any = None) -> Body:
+    """One entry of ``errors``."""
+    return {"field": field, "value": value, "message": message}
+
+
+def handle(problem: Exception, context: Mapping[str, Any]) -> Response | None:
+    """Every refusal in one shape; None (a 500) for what is nobody's refusal."""
+    if isinstance(problem, ServiceError):
+        return Response(_of_service(problem), status=problem.status)
+    if isinstance(problem, Http404):
+        return Response({"errors": [error("There is no such thing, or it is not yours to see.")]}, status=404)
+    if isinstance(problem, PermissionDenied):
+        return Response({"errors": [error("You may not do this.")]}, status=403)
+    if isinstance(problem, ValidationError):
+        request = context.get("request")
+        given = _given(request) if isinstance(request, Request) else {}
+        return Response({"errors": list(_flat(problem.detail, given))}, status=400)
+    if isinstance(problem, APIException):
+        headers = {}
+        if getattr(problem, "auth_header", None):
+            headers["WWW-Authenticate"] = problem.auth_header  # type: ignore[attr-defined]
+        if getattr(problem, "wait", None):
+            headers["Retry-After"] = f"{problem.wait:.0f}"  # type: ignore[attr-defined]
+        return Response({"errors": [error(str(problem.detail))]}, status=problem.status_code, headers=headers)
+    return None
+
+
+def _of_service(problem: ServiceError) -> Body:
+    if isinstance(problem, Invalid):
+        return {"errors": [error(message, name, problem.values.get(name)) for name, message in problem.fields.items()]}
+    body: Body = {"errors": [error(problem.message)]}
+    if isinstance(problem, Conflict):
+        body["errors"][0]["field"] = problem.field
+        if problem.code:
+            body |= {"code": problem.code, "numbers": problem.numbers}
+        if problem.windows:
+            body["windows"] = [{"start": start, "end": end} for start, end in problem.windows]
+    return body
+
+
+def _given(request: Request) -> Mapping[str, Any]:
+    given = request.query_params if request.method == "GET" else request.data
+    return given if isinstance(given, Mapping) else {}
+
+
+def _flat(detail: Any, given: Any, name: str = "") -> Iterable[Body]:
+    if isinstance(detail, Mapping):
+        for key, inner in detail.items():
+            field = "" if key == "non_field_errors" else str(key)
+            value = given.get(key) if isinstance(given, Mapping) else None
+            yield from _flat(inner, value if field else given, ".".join(filter(None, (name, field))))
+    elif isinstance(detail, list):
+        for inner in detail:
+            yield from _flat(inner, given, name)
+    else:
+        text = str(detail)
+        said = f"{name} is {shown(given)}: {text}" if name and given is not None else f"{name}: {text}" if name else text
+        yield error(said, name, given if isinstance(given, bool | int | None) else shown(given))
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+class Schema(AutoSchema):
+    """Adds the refusals that any endpoint can give, so that no call site repeats them."""
+
+    def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:
+        bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]
+        codes = ["400", "401", "403", "404", "406", "429"]
+        if self.method not in ("GET", "HEAD"):
+            codes += ["409", "415"]
+        for code in codes:
+            bodies.setdefault(code, self._get_response_for_code(ErrorsSerializer, code))  # type: ignore[no-untyped-call]
+        return bodies
+
+
+class View(APIView):
+    """Base of every endpoint: signed in by session or token, throttled, errors in one shape."""
+
+    authentication_classes: ClassVar[Any] = [TokenAuthentication, SessionAuthentication]
+    permission_classes: ClassVar[Any] = [IsAuthenticated]
+    throttle_classes: ClassVar[Any] = [ReadThrottle, WriteThrottle]
+    schema = Schema()
+
+    def get_exception_handler(self) -> Any:
+        """Errors in one shape."""
+        return handle
+
+    @property
+    def actor(self) -> User:
+        """Who asks."""
+        return cast(User, self.request.user)
+
+    @property
+    def by(self) -> Body:
+        """``actor``, ``via`` and ``now`` for a service: by the CLI when it says so, else the API."""
+        via = "cli" if self.request.headers.get("User-Agent", "").startswith("gpupool-cli/") else "api"
+        return {"actor": self.actor, "via": via, "now": timezone.now()}
+
+    @property
+    def now(self) -> datetime:
+        """The moment of this request."""
+        return timezone.now()
+
+    def given(self, serializer: type[serializers.Serializer[Any]]) -> Body:
+        """The body of the request, checked. Raises ValidationError."""
+        found = serializer(data=self.request.data, context={"user": self.actor})
+        found.is_valid(raise_exception=True)
+        return dict(found.validated_data)
+
+    def query(self, serializer: type[serializers.Serializer[Any]]) -> Body:
+        """The query of the request, checked. Raises ValidationError."""
+        found = serializer(data=self.request.query_params.dict(), context={"user": self.actor})
+        found.is_valid(raise_exception=True)
+        return dict(found.validated_data)
+
+    def page(self, rows: QuerySet[Row], serializer: type[serializers.Serializer[Any]], query: Body) -> Response:
+        """One page of a list: ``count``, ``page``, ``page_size``, ``results``."""
+        number, size = query.get("page", 1), query.get("page_size", 50)
+        start = (number - 1) * size
+        found = serializer(rows[start : start + size], many=True, context={"user": self.actor, "now": self.now})
+        return Response({"count": rows.count(), "page": number, "page_size": size, "results": found.data})
+
+    def one(self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK) -> Response:
+        """One thing."""
+        return Response(serializer(row, context={"user": self.actor, "now": self.now}).data, status=code)
+
+
+class Strict(serializers.Serializer[Any]):
+    """Refuses fields it does not know: a misspelt one would otherwise be silently without effect."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """As DRF, after the names were checked."""
+        if isinstance(data, Mapping):
+            unknown = [str(name) for name in data if name not in self.fields]
+            if unknown:
+                allowed = ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only))
+                raise ValidationError({shown(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown})
+        return super().to_internal_value(data)
+
+
+class PageQuery(Strict):
+    page = serializers.IntegerField(min_value=1, max_value=FARTHEST_PAGE, default=1)
+    page_size = serializers.IntegerField(min_value=1, max_value=LONGEST_PAGE, default=50)
+
+
+class Empty(Strict):
+    """A body without fields."""
+
+
+class Why(Strict):
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="", help_text="Kept in the audit record.")
+
+
+def find(rows: QuerySet[Row], **by: Any) -> Row:
+    """The one row out of those that may be seen, or Http404: what may not be seen does not exist."""
+    row = rows.filter(**by).first()
+    if row is None:
+        raise Http404
+    return row
+
+
+def choose(rows: QuerySet[Row], field: str, value: str, noun: str, **by: Any) -> Row:
+    """The row that a field of the body names, out of those that may be seen. Raises Invalid."""
+    row = rows.filter(**by).first()
+    if row is None:
+        raise Invalid({field: f"{field} is {shown(value)}; allowed: {noun} that you may see."}, {field: value})
+    return row

@@ -1,0 +1,744 @@
+"""What the API takes and gives. Services check the values; these check the shape and describe it in the schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal import policy, wording
+from portal.api.base import PageQuery, Strict, Why
+from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, SubmissionState, Template, User
+from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
+from portal.services.workloads import PRIORITY_NAMES
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Host, Pool, Project, Quota, Reservation, Team, Workload, WorkloadKind, WorkloadType
+from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
+from telemetry.models import Bucket, Budget, Charge, CostCentre, HealthRule, Price, Statement
+
+MOST_INT = 2**31 - 1
+Ser = serializers.Serializer[Any]
+
+
+def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
+    """A whole number; its real upper limit is the pool's and is said by the service."""
+    return serializers.IntegerField(min_value=low, max_value=MOST_INT, **more)
+
+
+def name_field(**more: Any) -> serializers.CharField:
+    """A name as people type it."""
+    return serializers.CharField(max_length=80, **more)
+
+
+def slug_field(**more: Any) -> serializers.CharField:
+    """The word by which a thing stands in addresses."""
+    return serializers.CharField(max_length=81, **more)
+
+
+def number_map() -> serializers.DictField:
+    """A reason's numbers: names and JSON values."""
+    return serializers.DictField(child=serializers.JSONField(allow_null=True))
+
+
+def gpus_of(slots: int | None) -> float | None:
+    """Slots as GPUs."""
+    return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
+
+
+# -- people and teams --------------------------------------------------------------------------------------------------
+
+
+class TeamShape(Ser):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    tag = serializers.CharField()
+    colour = serializers.IntegerField(help_text="1 to 8, of the palette")
+    weight = serializers.IntegerField()
+
+
+class RoleShape(Ser):
+    team = serializers.CharField(source="team.slug")
+    role = serializers.ChoiceField(choices=Membership.Role.choices)
+
+
+class MeShape(Ser):
+    username = serializers.CharField()
+    email = serializers.CharField()
+    operator = serializers.BooleanField()
+    finance = serializers.BooleanField()
+    auditor = serializers.BooleanField()
+    time_zone = serializers.CharField()
+    theme = serializers.ChoiceField(choices=["system", "light", "dark"])
+    teams = RoleShape(many=True, source="memberships")
+
+
+class MeChange(Strict):
+    time_zone = serializers.CharField(max_length=60, required=False, allow_blank=True)
+    theme = serializers.ChoiceField(choices=["system", "light", "dark"], required=False)
+
+
+class ProjectShape(Ser):
+    path = serializers.SerializerMethodField(help_text="team/project: how requests name it")
+    name = serializers.CharField()
+    team = serializers.CharField(source="team.slug")
+    active = serializers.BooleanField()
+
+    def get_path(self, project: Project) -> str:
+        """As requests name it."""
+        return f"{project.team.slug}/{project.slug}"
+
+
+class TokenShape(Ser):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    prefix = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField(allow_null=True)
+    last_used_at = serializers.DateTimeField(allow_null=True)
+    revoked_at = serializers.DateTimeField(allow_null=True)
+
+
+class TokenMade(TokenShape):
+    token = serializers.CharField(help_text="Shown this once.")
+
+
+class TokenWish(Strict):
+    name = name_field()
+    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+
+
+class NotificationShape(Ser):
+    id = serializers.IntegerField()
+    kind = serializers.CharField()
+    sentence = serializers.SerializerMethodField()
+    numbers = number_map()
+    at = serializers.DateTimeField()
+    read_at = serializers.DateTimeField(allow_null=True)
+
+    def get_sentence(self, row: Notification) -> str:
+        """In words."""
+        return wording.notice(row.kind, row.numbers, self.context.get("user"))
+
+
+class ReadWish(Strict):
+    ids = serializers.ListField(child=count_field(1), required=False, max_length=1000, help_text="Empty: all of them.")
+
+
+class ReadAnswer(Ser):
+    read = serializers.IntegerField()
+
+
+class AuditShape(Ser):
+    at = serializers.DateTimeField()
+    actor = serializers.CharField(source="actor_name")
+    verb = serializers.CharField()
+    target = serializers.CharField()
+    target_name = serializers.CharField()
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None)
+    before = serializers.JSONField(allow_null=True)
+    after = serializers.JSONField(allow_null=True)
+    why = serializers.CharField()
+    via = serializers.CharField()
+
+
+class AuditQuery(PageQuery):
+    verb = serializers.CharField(max_length=60, required=False)
+    target = serializers.CharField(max_length=120, required=False)
+
+
+# -- pools and hosts ---------------------------------------------------------------------------------------------------
+
+
+class ModelShape(Ser):
+    model = serializers.CharField()
+    gpus = serializers.IntegerField(help_text="GPUs the pool has")
+    in_service_gpus = serializers.FloatField(help_text="of these on hosts that take work")
+    held_gpus = serializers.FloatField(help_text="held now, in parts of GPUs")
+    free_gpus = serializers.FloatField(help_text="in service and held by nobody")
+
+
+class PoolShape(Ser):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    kind = serializers.ChoiceField(choices=["static", "dynamic"])
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None, help_text="owner of a static pool")
+    notice_seconds = serializers.IntegerField()
+    grace_seconds = serializers.IntegerField()
+    minimum_runtime_seconds = serializers.IntegerField()
+    longest_runtime_seconds = serializers.IntegerField()
+    approval_above_gpus = serializers.IntegerField()
+    longest_reservation_seconds = serializers.IntegerField()
+    reservation_horizon_seconds = serializers.IntegerField()
+    idle_limit_seconds = serializers.IntegerField()
+    models = ModelShape(many=True, source="model_counts")
+
+
+class HostShape(Ser):
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    labels = serializers.DictField(child=serializers.CharField())
+    simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
+    isolation = serializers.CharField()
+    lease_state = serializers.ChoiceField(choices=[s.value for s in LeaseState])
+    admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
+    state_reason = serializers.CharField()
+    last_sync_at = serializers.DateTimeField(allow_null=True)
+    gpus = serializers.SerializerMethodField()
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_gpus(self, host: Host) -> list[str]:
+        """The models of its GPUs, by index."""
+        return [gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None]
+
+
+class HostQuery(PageQuery):
+    pool = slug_field(required=False)
+
+
+class HostWish(Strict):
+    pool = slug_field()
+    name = serializers.CharField(max_length=63)
+    labels = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
+
+
+class JoinShape(Ser):
+    host = serializers.CharField()
+    token = serializers.CharField(help_text="Shown this once; good for one agent within 15 minutes.")
+
+
+class ReasonWish(Strict):
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class MaintenanceWish(Strict):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    why = serializers.CharField(max_length=300)
+
+
+class MaintenanceShape(Ser):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    reason = serializers.CharField()
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+class WorkloadShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    kind = serializers.ChoiceField(choices=WorkloadKind.choices)
+    type = serializers.ChoiceField(choices=WorkloadType.choices)
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
+    outcome = serializers.CharField(help_text="a reason code once it has ended")
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
+    profile = serializers.CharField()
+    command = serializers.CharField()
+    priority = serializers.SerializerMethodField()
+    preemptible = serializers.BooleanField()
+    max_runtime_seconds = serializers.IntegerField()
+    attempt = serializers.IntegerField()
+    submitted_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
+    expected_start = serializers.DateTimeField(allow_null=True)
+    reason_code = serializers.CharField()
+    reason = serializers.SerializerMethodField(help_text="why it waits, or why it started, in words")
+    borrowed_gpus = serializers.SerializerMethodField()
+    reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    checkpoint_at = serializers.DateTimeField(allow_null=True)
+    simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
+
+    def get_project(self, workload: Workload) -> str:
+        """team/project."""
+        return f"{workload.project.team.slug}/{workload.project.slug}"
+
+    @extend_schema_field(serializers.ChoiceField(choices=list(PRIORITY_NAMES)))
+    def get_priority(self, workload: Workload) -> str:
+        """By name."""
+        return next(name for name, number in PRIORITY_NAMES.items() if int(number) == workload.priority)
+
+    def get_reason(self, workload: Workload) -> str:
+        """In words."""
+        return wording.reason(workload.reason_code, workload.reason_numbers, self.context.get("user"))
+
+    def get_borrowed_gpus(self, workload: Workload) -> float:
+        """Held above the guarantee."""
+        return gpus_of(workload.borrowed_slots) or 0.0
+
+
+class RunShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+    host = serializers.CharField(source="host.name")
+    state = serializers.ChoiceField(choices=["placed", "starting", "running", "stopping", "ended"])
+    step = serializers.CharField()
+    placed_at = serializers.DateTimeField()
+    running_at = serializers.DateTimeField(allow_null=True)
+    ready_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    outcome = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    gpus = serializers.SerializerMethodField(help_text="UUIDs of what it holds or held")
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_gpus(self, run: Any) -> list[str]:
+        """By UUID."""
+        return sorted(allocation.unit.uuid for allocation in run.allocations.all())
+
+
+class WorkloadDetail(WorkloadShape):
+    runs = serializers.SerializerMethodField()
+
+    @extend_schema_field(RunShape(many=True))
+    def get_runs(self, workload: Workload) -> Any:
+        """Every attempt's runs, newest first."""
+        rows = workload.runs.select_related("host").prefetch_related("allocations__unit").order_by("-attempt", "rank")[:100]
+        return RunShape(rows, many=True).data
+
+
+class WorkloadQuery(PageQuery):
+    state = serializers.ChoiceField(choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended")
+    kind = serializers.ChoiceField(choices=WorkloadKind.choices, required=False)
+    pool = slug_field(required=False)
+    team = slug_field(required=False)
+    mine = serializers.BooleanField(required=False, default=False)
+
+
+class KindQuery(PageQuery):
+    state = serializers.ChoiceField(choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended")
+    pool = slug_field(required=False)
+    mine = serializers.BooleanField(required=False, default=False)
+
+
+class _AskWish(Strict):
+    project = slug_field(help_text="team/project, or the project alone where that names one")
+    pool = slug_field()
+    models = serializers.ListField(
+        child=serializers.CharField(max_length=60), required=False, max_length=10, help_text="in order of preference; empty: any"
+    )
+    profile = serializers.CharField(max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs")
+
+
+class NotebookWish(_AskWish):
+    template = slug_field(required=False, allow_null=True)
+    name = name_field(required=False, allow_blank=True)
+    units = count_field(1, required=False)
+    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
+    max_runtime_seconds = count_field(1, required=False)
+    reservation = serializers.UUIDField(required=False, allow_null=True)
+
+
+class JobWish(_AskWish):
+    name = name_field()
+    command = serializers.CharField(max_length=20_000)
+    units = count_field(1)
+    hosts = count_field(1, required=False)
+    min_memory_mib = count_field(0, required=False)
+    min_compute_capability = count_field(0, required=False)
+    nvlink = serializers.BooleanField(required=False)
+    labels_required = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
+    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
+    priority = serializers.ChoiceField(choices=list(PRIORITY_NAMES), required=False)
+    preemptible = serializers.BooleanField(required=False)
+    max_runtime_seconds = count_field(1, required=False)
+    most_retries = count_field(0, required=False)
+    reservation = serializers.UUIDField(required=False, allow_null=True)
+    environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
+
+
+class RelaunchWish(Strict):
+    name = name_field(required=False)
+    units = count_field(1, required=False)
+    models = serializers.ListField(child=serializers.CharField(max_length=60), required=False, max_length=10)
+    max_runtime_seconds = count_field(1, required=False)
+
+
+class PreviewShape(Ser):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+    expected_start = serializers.DateTimeField(allow_null=True)
+    gpus = serializers.FloatField()
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    currency = serializers.CharField()
+
+
+class SecondsWish(Strict):
+    seconds = count_field(1)
+
+
+class OpenShape(Ser):
+    url = serializers.CharField(help_text="Opens the notebook once, within a minute.")
+
+
+class LogQuery(Strict):
+    offset = serializers.IntegerField(min_value=0, max_value=2**53, default=0, help_text="in bytes")
+    attempt = count_field(1, required=False, help_text="the last one unless given")
+    rank = count_field(0, required=False, default=0)
+
+
+class LogShape(Ser):
+    text = serializers.CharField(allow_blank=True)
+    next_offset = serializers.IntegerField(help_text="where to go on")
+    ended = serializers.BooleanField(help_text="nothing more will come")
+
+
+class BlockerShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    owner = serializers.CharField(source="owner.username")
+    state = serializers.CharField()
+
+
+class DecisionShape(Ser):
+    at = serializers.DateTimeField()
+    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused"])
+    code = serializers.CharField()
+    sentence = serializers.SerializerMethodField()
+
+    def get_sentence(self, row: Any) -> str:
+        """In words."""
+        return wording.reason(row.code, row.numbers, self.context.get("user"))
+
+
+class WhyShape(Ser):
+    state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+    position = serializers.IntegerField(allow_null=True)
+    expected_start = serializers.DateTimeField(allow_null=True)
+    blockers = BlockerShape(many=True, help_text="those that you may see")
+    hidden_blockers = serializers.IntegerField(help_text="how many more there are")
+    decisions = DecisionShape(many=True, help_text="newest first, at most 20")
+
+
+class QueueQuery(PageQuery):
+    pool = slug_field(required=False)
+
+
+# -- reservations ------------------------------------------------------------------------------------------------------
+
+
+class ReservationShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
+    profile = serializers.CharField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
+    created_at = serializers.DateTimeField()
+
+    def get_project(self, reservation: Reservation) -> str:
+        """team/project."""
+        return f"{reservation.project.team.slug}/{reservation.project.slug}"
+
+
+class ReservationQuery(PageQuery):
+    state = serializers.ChoiceField(choices=[*(s.value for s in ReservationState), "open"], required=False)
+    pool = slug_field(required=False)
+    mine = serializers.BooleanField(required=False, default=False)
+
+
+class ReservationWish(_AskWish):
+    name = name_field()
+    units = count_field(1, help_text="on each host")
+    hosts = count_field(1, required=False)
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
+
+
+class WindowWish(_AskWish):
+    units = count_field(1, help_text="on each host")
+    hosts = count_field(1, required=False)
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class WindowShape(Ser):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class ReservationPreview(Ser):
+    fits = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+    windows = serializers.SerializerMethodField(help_text="the first that fit")
+    needs_approval = serializers.BooleanField()
+    gpus = serializers.FloatField()
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    currency = serializers.CharField()
+    warnings = serializers.ListField(child=serializers.CharField())
+
+    @extend_schema_field(WindowShape(many=True))
+    def get_windows(self, answer: Any) -> Any:
+        """As objects."""
+        return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
+
+
+class EndWish(Strict):
+    end = serializers.DateTimeField()
+
+
+class SubmissionShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    kind = serializers.ChoiceField(choices=Submission.Kind.choices)
+    team = serializers.CharField(source="team.slug")
+    pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
+    author = serializers.CharField(source="author.username")
+    what = serializers.SerializerMethodField()
+    why = serializers.CharField()
+    payload = serializers.DictField(child=serializers.JSONField(allow_null=True))
+    state = serializers.ChoiceField(choices=SubmissionState.choices)
+    created_at = serializers.DateTimeField()
+    reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    decision = serializers.SerializerMethodField()
+
+    def get_what(self, row: Submission) -> str:
+        """In words."""
+        return wording.submission_what(row.kind, row.payload)
+
+    @extend_schema_field(
+        {
+            "type": "object",
+            "nullable": True,
+            "properties": {
+                "by": {"type": "string"},
+                "approved": {"type": "boolean"},
+                "comment": {"type": "string"},
+                "at": {"type": "string", "format": "date-time"},
+            },
+            "required": ["by", "approved", "comment", "at"],
+        }
+    )
+    def get_decision(self, row: Submission) -> dict[str, Any] | None:
+        """Who decided and why, once somebody has."""
+        approval = getattr(row, "approval", None)
+        if approval is None:
+            return None
+        return {
+            "by": approval.decided_by.username,
+            "approved": approval.approved,
+            "comment": approval.comment,
+            "at": approval.decided_at.isoformat(),
+        }
+
+
+class ReservationAnswer(Ser):
+    """Exactly one of the two is not null."""
+
+    reservation = ReservationShape(allow_null=True)
+    submission = SubmissionShape(allow_null=True)
+
+
+# -- approvals and quotas ----------------------------------------------------------------------------------------------
+
+
+class SubmissionQuery(PageQuery):
+    state = serializers.ChoiceField(choices=SubmissionState.choices, required=False)
+    kind = serializers.ChoiceField(choices=Submission.Kind.choices, required=False)
+
+
+class EffectShape(Ser):
+    fits = serializers.BooleanField()
+    code = serializers.CharField()
+    sentence = serializers.CharField()
+    capacity_gpus = serializers.FloatField(required=False)
+    guaranteed_before_gpus = serializers.FloatField(required=False)
+    guaranteed_after_gpus = serializers.FloatField(required=False)
+    free_before_gpus = serializers.FloatField(required=False)
+    free_after_gpus = serializers.FloatField(required=False)
+    team_before_gpus = serializers.FloatField(required=False)
+    team_after_gpus = serializers.FloatField(required=False)
+    gpus = serializers.FloatField(required=False)
+    evicted = BlockerShape(many=True, required=False)
+    overlapping = ReservationShape(many=True, required=False)
+
+
+class ApproveWish(Strict):
+    comment = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="")
+    changes = serializers.DictField(child=serializers.JSONField(allow_null=True), required=False, help_text="fields of the payload")
+
+
+class DeclineWish(Strict):
+    comment = serializers.CharField(max_length=1000)
+
+
+class QuotaShape(Ser):
+    team = serializers.CharField(source="team.slug")
+    pool = serializers.CharField(source="pool.slug")
+    model = serializers.CharField()
+    guaranteed_gpus = serializers.SerializerMethodField()
+    borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
+    updated_at = serializers.DateTimeField()
+
+    def get_guaranteed_gpus(self, quota: Quota) -> float:
+        """In GPUs."""
+        return gpus_of(quota.guaranteed_slots) or 0.0
+
+    @extend_schema_field(serializers.FloatField(allow_null=True))
+    def get_borrow_limit_gpus(self, quota: Quota) -> float | None:
+        """In GPUs."""
+        return gpus_of(quota.borrow_limit_slots)
+
+
+class QuotaQuery(PageQuery):
+    pool = slug_field(required=False)
+    team = slug_field(required=False)
+
+
+class QuotaWish(Strict):
+    team = slug_field()
+    pool = slug_field()
+    model = serializers.CharField(max_length=60)
+    guaranteed_gpus = count_field(0)
+    borrow_limit_gpus = count_field(0, required=False, allow_null=True)
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
+
+
+# -- use and money -----------------------------------------------------------------------------------------------------
+
+
+class UsageQuery(Strict):
+    start = serializers.DateTimeField(required=False, help_text="a week ago unless given")
+    end = serializers.DateTimeField(required=False, help_text="now unless given")
+    by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"], default="team")
+
+
+class UsageLine(Ser):
+    name = serializers.CharField()
+    gpu_hours = serializers.FloatField(help_text="held")
+    used_gpu_hours = serializers.FloatField(allow_null=True, help_text="utilisation x held where samples speak; null: unknown")
+    coverage = serializers.FloatField(allow_null=True, help_text="part of the held time that samples speak for, 0 to 1")
+
+
+class UsageShape(Ser):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"])
+    lines = UsageLine(many=True)
+
+
+class ChargeQuery(PageQuery):
+    month = serializers.RegexField(r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03")
+    team = slug_field(required=False)
+    bucket = serializers.ChoiceField(choices=Bucket.values, required=False)
+
+
+class ChargeShape(Ser):
+    id = serializers.IntegerField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    pool = serializers.CharField(source="pool.slug")
+    bucket = serializers.ChoiceField(choices=Bucket.values)
+    model = serializers.CharField()
+    gpu_hours = serializers.SerializerMethodField()
+    team = serializers.CharField(source="team_name")
+    project = serializers.CharField(source="project_name")
+    user = serializers.CharField(source="user_name")
+    workload = serializers.CharField(source="workload_name")
+    workload_type = serializers.CharField()
+    cost_centre = serializers.CharField()
+    charged = serializers.DecimalField(max_digits=18, decimal_places=6)
+    corrects = serializers.IntegerField(source="corrects_id", allow_null=True)
+    simulated = serializers.BooleanField()
+
+    def get_gpu_hours(self, charge: Charge) -> float:
+        """Slot-seconds as GPU-hours."""
+        return round(charge.slot_seconds / SLOTS_PER_GPU / 3600, 6)
+
+
+class StatementShape(Ser):
+    month = serializers.DateField()
+    state = serializers.ChoiceField(choices=["open", "closing", "closed"])
+    idle_payer = serializers.ChoiceField(choices=list(IDLE_PAYERS))
+    currency = serializers.CharField()
+    checks = serializers.JSONField()
+    totals = serializers.JSONField()
+    digest = serializers.CharField()
+    closed_at = serializers.DateTimeField(allow_null=True)
+    closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
+
+
+class PriceShape(Ser):
+    pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
+    model = serializers.CharField()
+    cost = serializers.DecimalField(max_digits=12, decimal_places=6, source="cost_per_gpu_hour")
+    price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
+    valid_from = serializers.DateTimeField()
+    note = serializers.CharField()
+
+
+class PriceWish(Strict):
+    pool = slug_field(required=False, allow_null=True)
+    model = serializers.CharField(max_length=60)
+    cost = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
+    price = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
+    valid_from = serializers.DateTimeField()
+    note = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class BudgetShape(Ser):
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None)
+    project = serializers.CharField(source="project.slug", allow_null=True, default=None)
+    month = serializers.DateField()
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2)
+    action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
+
+
+class BudgetWish(Strict):
+    team = slug_field(required=False, allow_null=True)
+    project = slug_field(required=False, allow_null=True)
+    month = serializers.DateField(help_text="its first day")
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2, min_value=0)
+    action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)
+
+
+class HealthRuleShape(Ser):
+    code = serializers.CharField()
+    meaning = serializers.CharField()
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = serializers.IntegerField()
+    window_seconds = serializers.IntegerField()
+    source = serializers.CharField()
+
+
+class HealthRuleWish(Strict):
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = count_field(1)
+    window_seconds = count_field(1)
+
+
+class TemplateShape(Ser):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    description = serializers.CharField()
+    kind = serializers.ChoiceField(choices=WorkloadKind.choices)
+    type = serializers.ChoiceField(choices=WorkloadType.choices)
+    units = serializers.IntegerField()
+    profile = serializers.CharField()
+    max_runtime_seconds = serializers.IntegerField()

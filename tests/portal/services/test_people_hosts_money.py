@@ -1,0 +1,207 @@
+"""Teams, accounts, tokens, hosts, prices: each verb by those who may, with its record; and the record itself."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.utils import DatabaseError
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import ApiToken, AuditEvent, Organisation, User
+from portal.services import health, hosts, money, people, workloads
+from scheduler.models import Host, JoinToken, Workload
+from telemetry.models import HealthRule, Price
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+GOOD = "correct horse battery staple"
+
+
+def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
+    team = people.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+    assert (team.slug, team.tag) == ("speech-sound", "SP")
+    user = people.create_user(actor=world.operator, username="ada", email="ada@example.org", password=GOOD, now=world.now)
+    people.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
+    project = people.create_project(actor=user, team=team, name="Voices", now=world.now)
+    assert project.team == team
+    people.remove_member(actor=user, team=team, user=user, now=world.now)
+    with pytest.raises(Conflict):
+        people.remove_member(actor=world.operator, team=team, user=user, now=world.now)
+    with pytest.raises(Conflict):
+        people.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
+def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
+    actor = world.people[who]
+    with pytest.raises(NotAllowed):
+        people.create_team(actor=actor, name="Mine", now=world.now)
+    with pytest.raises(NotAllowed):
+        people.create_user(actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now)
+    with pytest.raises(NotAllowed):
+        hosts.add_host(actor=actor, pool=world.shared, name="mine", now=world.now)
+    with pytest.raises(NotAllowed):
+        hosts.cordon_host(actor=actor, host=world.hosts["alpha"], why="", now=world.now)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"username": "a b"}, "username"),
+        ({"username": "\0"}, "username"),
+        ({"username": "x" * 151}, "username"),
+        ({"username": "OPERATOR"}, "username"),
+        ({"email": "nobody"}, "email"),
+        ({"password": "short"}, "password"),
+        ({"password": "x\0" * 10}, "password"),
+        ({"auditor": True, "operator": True}, "auditor"),
+    ],
+)
+def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
+    given = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
+    with pytest.raises(Invalid) as refused:
+        people.create_user(actor=world.operator, now=world.now, **given)
+    assert list(refused.value.fields) == [field]
+    assert str(changes.get("password", "~")) not in str(refused.value.values)
+
+
+def test_the_last_operator_stays(world: World) -> None:
+    with pytest.raises(Conflict, match="last operator"):
+        people.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
+
+
+def test_a_closed_account_loses_its_tokens(world: World) -> None:
+    _, text = people.create_token(actor=world.stranger, name="script", now=world.now)
+    assert people.user_of_token(text, world.now) == world.stranger
+    people.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+    assert people.user_of_token(text, world.now) is None
+
+
+def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
+    soon = world.now + timedelta(days=1)
+    token, text = people.create_token(actor=world.vision.member, name="laptop", expires_at=soon, now=world.now)
+    assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
+    assert people.user_of_token(text, world.now) == world.vision.member
+    assert people.user_of_token(text, soon) is None
+    with pytest.raises(NotAllowed):
+        people.revoke_token(actor=world.language.member, token=token, now=world.now)
+    people.revoke_token(actor=world.vision.member, token=token, now=world.now)
+    assert people.user_of_token(text, world.now) is None
+    with pytest.raises(Invalid):
+        people.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
+
+
+def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
+    changed = people.set_preferences(actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now)
+    assert (changed.time_zone, changed.theme) == ("Europe/Berlin", "dark")
+    with pytest.raises(Invalid) as refused:
+        people.set_preferences(actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now)
+    assert set(refused.value.fields) == {"time_zone", "theme"}
+
+
+def test_the_first_run_works_once(world: World) -> None:
+    given = {
+        "organisation": "Lab", "time_zone": "UTC", "currency": "usd", "username": "root", "email": "r@example.org",
+        "password": GOOD, "now": world.now,
+    }  # fmt: skip
+    with pytest.raises(Conflict):
+        people.first_run(**given)
+    AuditEvent.objects.none()
+    from portal.models import Membership
+
+    Membership.objects.all().delete()
+    User.objects.all().delete()
+    user = people.first_run(**given)
+    assert user.operator and Organisation.objects.get().currency == "USD"
+
+
+def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> None:
+    host, text = hosts.add_host(actor=world.operator, pool=world.shared, name="gpu-9", labels={"rack": "r2"}, now=world.now)
+    assert host.lease_state == "joining"
+    assert text not in str(JoinToken.objects.values())
+    with pytest.raises(Conflict):
+        hosts.add_host(actor=world.operator, pool=world.shared, name="gpu-9", now=world.now)
+    for name in ("", "A b", "x" * 64, "-x", "a\0"):
+        with pytest.raises(Invalid):
+            hosts.add_host(actor=world.operator, pool=world.shared, name=name, now=world.now)
+    assert Host.objects.filter(name="gpu-9").count() == 1
+
+
+def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
+    alpha = world.hosts["alpha"]
+    assert hosts.effect_of_drain(alpha, world.now)["gpus"] == 8
+    hosts.cordon_host(actor=world.operator, host=alpha, why="a fan", now=world.now)
+    assert (alpha.admin_state, alpha.state_reason) == ("cordoned", "a fan")
+    with pytest.raises(Conflict, match="cordoned"):
+        hosts.cordon_host(actor=world.operator, host=alpha, why="again", now=world.now)
+    hosts.drain_host(actor=world.operator, host=alpha, why="repair", now=world.now)
+    hosts.return_host(actor=world.operator, host=alpha, now=world.now)
+    assert alpha.admin_state == "in_service"
+    assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cordon_host", "drain_host", "return_host"]
+
+
+def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -> None:
+    alpha = world.hosts["alpha"]
+    hour = timedelta(hours=1)
+    hosts.set_maintenance(actor=world.operator, host=alpha, start=world.now + hour, end=world.now + 2 * hour, why="bios", now=world.now)
+    for start, end in ((2, 1), (-3, -2), (1, 24 * 365)):
+        with pytest.raises(Invalid):
+            hosts.set_maintenance(
+                actor=world.operator, host=alpha, start=world.now + start * hour, end=world.now + end * hour, why="x", now=world.now
+            )
+
+
+def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
+    given = {"model": H100, "cost": "1.80", "price": "2.10", "valid_from": world.now, "now": world.now}
+    money.set_price(actor=world.finance, **given)
+    with pytest.raises(Conflict):
+        money.set_price(actor=world.finance, **given)
+    with pytest.raises(NotAllowed):
+        money.set_price(actor=world.operator, **given)
+    for field, value in (("cost", "-1"), ("cost", "NaN"), ("price", "1e99"), ("price", 1.5), ("model", "X"), ("valid_from", world.now - timedelta(days=1))):
+        with pytest.raises(Invalid) as refused:
+            money.set_price(actor=world.finance, **(given | {field: value}))
+        assert list(refused.value.fields) == [field]
+    assert Price.objects.count() == 1
+    answer = workloads.preview_workload(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x",
+        units=2, models=[H100], max_runtime_seconds=3600,
+    )  # fmt: skip
+    assert str(answer["price_per_hour"]) == "4.20"
+
+
+def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
+    month = date(2026, 3, 1)
+    money.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
+    money.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now)
+    for changes in ({"team": None}, {"month": date(2026, 2, 1)}, {"month": date(2026, 3, 2)}, {"amount": "1.001"}, {"action": "explode"}):
+        with pytest.raises(Invalid):
+            money.set_budget(
+                actor=world.finance, now=world.now, **({"team": world.vision.team, "month": month, "amount": "1"} | changes)
+            )
+
+
+def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
+    rule = HealthRule.objects.get_or_create(code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"})[0]
+    health.set_health_rule(actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, now=world.now)
+    rule.refresh_from_db()
+    assert (rule.action, rule.repeats) == ("drain", 2)
+    with pytest.raises(Invalid):
+        health.set_health_rule(actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"])
+def test_what_was_done_stays_written(world: World, statement: str) -> None:
+    people.create_team(actor=world.operator, name="A", now=world.now)
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(statement)
+    assert AuditEvent.objects.get().why == ""
+
+
+def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
+    with pytest.raises(Conflict):
+        people.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
+    assert not AuditEvent.objects.exists() and not Workload.objects.exists()

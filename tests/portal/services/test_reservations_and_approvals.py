@@ -1,0 +1,232 @@
+"""Reservations and quotas: confirmed at once or approved, checked again when they are, refused with what would fit."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import Approval, AuditEvent, Membership, Submission
+from portal.services import approvals, reservations
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Quota, Reservation
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+
+def reserve(world: World, **changes: Any) -> Submission | Reservation:
+    given: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "Review week",
+        "units": 2,
+        "models": [H100],
+        "start": world.now + timedelta(days=1),
+        "end": world.now + timedelta(days=1, hours=8),
+        "now": world.now,
+    }
+    return reservations.request_reservation(**(given | changes))
+
+
+def ask_quota(world: World, gpus: int = 9, **changes: Any) -> Submission:
+    given: dict[str, Any] = {
+        "actor": world.vision.lead,
+        "team": world.vision.team,
+        "pool": world.shared,
+        "model": H100,
+        "guaranteed_gpus": gpus,
+        "why": "a deadline",
+        "now": world.now,
+    }
+    return approvals.request_quota_change(**(given | changes))
+
+
+def test_a_small_reservation_is_confirmed_at_once(world: World) -> None:
+    made = reserve(world)
+    assert isinstance(made, Reservation)
+    assert (made.state, made.units, made.owner) == ("confirmed", 2, world.vision.member)
+    assert AuditEvent.objects.get().verb == "request_reservation"
+
+
+def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
+    made = reserve(world, units=8)
+    assert isinstance(made, Submission)
+    assert (made.state, made.kind, made.payload["units"]) == ("waiting", "reservation", 8)
+    assert not Reservation.objects.exists()
+
+
+def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: World) -> None:
+    made = reserve(world, units=8)
+    assert isinstance(made, Submission)
+    effect = approvals.effect_of(made, world.now)
+    assert effect["fits"]
+    approvals.approve_submission(actor=world.operator, submission=made, now=world.now, comment="fine")
+    made.refresh_from_db()
+    assert made.reservation is not None
+    assert (made.reservation.owner, made.reservation.units, made.state) == (world.vision.member, 8, "approved")
+    assert Approval.objects.get().decided_by == world.operator
+
+
+def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(world: World) -> None:
+    first, second = reserve(world, units=8), reserve(world, units=8)
+    assert isinstance(first, Submission) and isinstance(second, Submission)
+    approvals.approve_submission(actor=world.operator, submission=first, now=world.now)
+    with pytest.raises(Conflict) as refused:
+        approvals.approve_submission(actor=world.operator, submission=second, now=world.now)
+    assert refused.value.windows
+    second.refresh_from_db()
+    assert second.state == "waiting"
+    assert Reservation.objects.count() == 1
+
+
+def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: World) -> None:
+    large = reserve(world, units=8)
+    assert isinstance(large, Submission)
+    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    with pytest.raises(Conflict) as refused:
+        reserve(world, units=4)
+    assert refused.value.code in ("window_full", "window_eats_guarantees")
+    assert refused.value.windows[0][0] >= large.reservation.end  # type: ignore[union-attr]
+    assert Submission.objects.filter(state="waiting").count() == 0
+
+
+def test_of_two_operators_who_decide_at_once_one_is_told(world: World) -> None:
+    made = reserve(world, units=8)
+    assert isinstance(made, Submission)
+    stale = Submission.objects.get(pk=made.pk)
+    approvals.decline_submission(actor=world.operator, submission=made, comment="not now", now=world.now)
+    with pytest.raises(Conflict, match="already declined, by operator"):
+        approvals.approve_submission(actor=world.operator, submission=stale, now=world.now)
+    assert not Reservation.objects.exists()
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"])
+def test_only_an_operator_decides(world: World, who: str) -> None:
+    made = reserve(world, units=8)
+    assert isinstance(made, Submission)
+    with pytest.raises(NotAllowed):
+        approvals.approve_submission(actor=world.people[who], submission=made, now=world.now)
+    with pytest.raises(NotAllowed):
+        approvals.decline_submission(actor=world.people[who], submission=made, comment="no", now=world.now)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"start": datetime(9999, 12, 31)}, "start"),
+        ({"units": 0}, "units"),
+        ({"units": 10**12}, "units"),
+        ({"name": "a\u202eb"}, "name"),
+        ({"name": "x" * 10_000}, "name"),
+        ({"models": ["Q9000"]}, "models"),
+        ({"why": "x" * 2000}, "why"),
+    ],
+)
+def test_wrong_fields_are_named(world: World, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        reserve(world, **changes)
+    assert field in refused.value.fields
+    assert not Submission.objects.exists() and not Reservation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "field"),
+    [
+        (timedelta(hours=-1), timedelta(hours=1), "start"),
+        (timedelta(hours=2), timedelta(hours=1), "end"),
+        (timedelta(hours=2), timedelta(hours=2), "end"),
+        (timedelta(hours=2), timedelta(hours=2, seconds=30), "end"),
+        (timedelta(days=100), timedelta(days=101), "start"),
+        (timedelta(days=1), timedelta(days=30), "end"),
+        (timedelta(days=365 * 7900), timedelta(days=365 * 7901), "start"),
+        (timedelta(days=1), timedelta(days=365 * 7900), "end"),
+    ],
+)
+def test_impossible_times_are_refused_with_what_is_allowed(world: World, start: timedelta, end: timedelta, field: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        reserve(world, start=world.now + start, end=world.now + end)
+    assert "allowed" in refused.value.fields[field]
+
+
+def test_a_preview_answers_without_asking(world: World) -> None:
+    answer = reservations.preview_reservation(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, units=8, models=[H100],
+        start=world.now + timedelta(days=1), end=world.now + timedelta(days=2), now=world.now,
+    )  # fmt: skip
+    assert (answer["fits"], answer["needs_approval"], answer["gpus"]) == (True, True, 8)
+    assert not Submission.objects.exists()
+
+
+def test_a_reservation_can_be_shortened_and_cancelled_by_its_owner(world: World) -> None:
+    made = reserve(world)
+    assert isinstance(made, Reservation)
+    end = made.start + timedelta(hours=2)
+    reservations.shorten_reservation(actor=world.vision.member, reservation=made, end=end, now=world.now)
+    made.refresh_from_db()
+    assert made.end == end
+    with pytest.raises(NotAllowed):
+        reservations.cancel_reservation(actor=world.language.lead, reservation=made, now=world.now)
+    reservations.cancel_reservation(actor=world.vision.member, reservation=made, now=world.now)
+    with pytest.raises(Conflict, match="nothing to cancel"):
+        reservations.cancel_reservation(actor=world.vision.member, reservation=made, now=world.now)
+
+
+def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(world: World) -> None:
+    made = ask_quota(world, 12)
+    effect = approvals.effect_of(made, world.now)
+    assert not effect["fits"]
+    assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (16, 14, 8)
+    approvals.approve_submission(actor=world.operator, submission=made, now=world.now, changes={"guaranteed_gpus": 10})
+    quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
+    assert quota.guaranteed_slots == 10 * SLOTS_PER_GPU
+    approval = Approval.objects.get()
+    assert approval.changed_payload is not None and approval.changed_payload["guaranteed_gpus"] == 10
+    event = AuditEvent.objects.get(verb="approve_submission")
+    assert (event.before["guaranteed_gpus"], event.after["guaranteed_gpus"]) == (12, 10)
+
+
+def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:
+    made = ask_quota(world, 11)
+    with pytest.raises(Conflict, match="up to 10"):
+        approvals.approve_submission(actor=world.operator, submission=made, now=world.now)
+    made.refresh_from_db()
+    assert made.state == "waiting"
+    assert Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots == 8 * SLOTS_PER_GPU
+
+
+@pytest.mark.parametrize("who", ["member", "other team", "finance", "auditor", "stranger"])
+def test_only_a_lead_or_an_operator_asks_for_a_quota(world: World, who: str) -> None:
+    with pytest.raises(NotAllowed):
+        ask_quota(world, actor=world.people[who])
+
+
+def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> None:
+    made = ask_quota(world)
+    with pytest.raises(Conflict, match="already waits"):
+        ask_quota(world, 10)
+    approvals.withdraw_submission(actor=world.vision.lead, submission=made, now=world.now)
+    assert ask_quota(world, 10).state == "waiting"
+
+
+@pytest.mark.parametrize("changes", [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}])
+def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dict[str, Any]) -> None:
+    made = ask_quota(world)
+    with pytest.raises(Invalid):
+        approvals.approve_submission(actor=world.operator, submission=made, now=world.now, changes=changes)
+    made.refresh_from_db()
+    assert made.state == "waiting"
+
+
+def test_declining_needs_a_reason(world: World) -> None:
+    with pytest.raises(Invalid):
+        approvals.decline_submission(actor=world.operator, submission=ask_quota(world), comment="  ", now=world.now)
+
+
+def test_a_stranger_asks_to_join_and_the_lead_decides(world: World) -> None:
+    made = approvals.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    approvals.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
+    assert Membership.objects.get(user=world.stranger).team == world.vision.team

@@ -1,0 +1,219 @@
+"""Launching, cancelling, extending and opening work: who may, what is refused and what is written down."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import AuditEvent, EntryCode, Template, WorkspaceOrigin
+from portal.services import workloads
+from scheduler.models import Workload
+from tests.world import H100, MIG, World
+
+pytestmark = pytest.mark.django_db
+
+
+def job(world: World, **changes: Any) -> Workload:
+    given: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "train",
+        "command": "python train.py",
+        "units": 2,
+        "models": [H100],
+        "now": world.now,
+        "max_runtime_seconds": 3600,
+    }
+    return workloads.submit_job(**(given | changes))
+
+
+def notebook(world: World, **changes: Any) -> Workload:
+    given: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "now": world.now,
+    }
+    return workloads.launch_notebook(**(given | changes))
+
+
+def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: World) -> None:
+    made = job(world, priority="high", environment={"SEED": "7"})
+    assert (made.state, made.units, made.models_wanted, made.priority) == ("queued", 2, [H100], 2)
+    assert made.owner == world.vision.member
+    event = AuditEvent.objects.get()
+    assert (event.verb, event.actor, event.team, event.via) == ("submit_job", world.vision.member, world.vision.team, "web")
+    assert event.after["units"] == 2
+
+
+def test_a_notebook_takes_what_is_not_given_from_its_template(world: World) -> None:
+    template = Template.objects.create(slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200)
+    made = notebook(world, template=template)
+    assert (made.kind, made.units, made.max_runtime_seconds, made.type) == ("notebook", 1, 7200, "interactive")
+    assert not made.preemptible
+    assert WorkspaceOrigin.objects.get(workload=made).label
+
+
+@pytest.mark.parametrize("who", ["other team", "stranger", "operator", "finance", "auditor"])
+def test_only_members_of_its_team_start_work_in_a_project(world: World, who: str) -> None:
+    with pytest.raises(NotAllowed):
+        job(world, actor=world.people[who])
+    assert not Workload.objects.exists()
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_member_who_is_also_an_auditor_changes_nothing(world: World) -> None:
+    type(world.vision.member).objects.filter(pk=world.vision.member.pk).update(auditor=True)
+    world.vision.member.refresh_from_db()
+    with pytest.raises(NotAllowed):
+        job(world)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", "x" * 81),
+        ("name", "a\0b"),
+        ("name", "abc\u202edef"),
+        ("name", "a\ud800"),
+        ("name", 7),
+        ("command", ""),
+        ("command", "x" * 20_001),
+        ("units", 0),
+        ("units", -1),
+        ("units", 10**9),
+        ("units", True),
+        ("units", 1.5),
+        ("units", 23),
+        ("hosts", 0),
+        ("models", ["B200"]),
+        ("models", "H100"),
+        ("profile", "3g.20gb"),
+        ("min_memory_mib", 10**7),
+        ("min_memory_mib", 100_000),
+        ("type", "gaming"),
+        ("priority", "critical"),
+        ("priority", 3),
+        ("priority", "\ud800"),
+        ("preemptible", "yes"),
+        ("max_runtime_seconds", 0),
+        ("max_runtime_seconds", 10**12),
+        ("most_retries", 11),
+        ("labels_required", {"rack": "\0"}),
+        ("labels_required", {f"l{n}": "x" for n in range(21)}),
+        ("environment", {"CUDA_VISIBLE_DEVICES": "0"}),
+        ("environment", {"GPUPOOL_RUN": "0"}),
+        ("environment", {"A B": "0"}),
+        ("environment", {"A": "\0"}),
+        ("environment", {"A": "x" * 5000}),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name_and_nothing_is_written(world: World, field: str, value: Any) -> None:
+    with pytest.raises(Invalid) as refused:
+        job(world, **{"models": [H100]} | {field: value})
+    assert list(refused.value.fields) == [field]
+    assert field in refused.value.fields[field]
+    assert "allowed" in refused.value.fields[field] or "up to" in refused.value.fields[field]
+    assert not Workload.objects.exists()
+    assert not AuditEvent.objects.exists()
+
+
+def test_every_wrong_field_is_told_at_once(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        job(world, name="", units=0, type="gaming")
+    assert set(refused.value.fields) == {"name", "units", "type"}
+
+
+def test_another_teams_static_pool_is_refused(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        job(world, actor=world.language.member, project=world.language.project, pool=world.static, models=[])
+    assert "another team" in refused.value.fields["pool"]
+
+
+def test_slices_can_be_asked_for_where_the_pool_has_them(world: World) -> None:
+    assert job(world, models=[], profile=MIG, units=3).profile == MIG
+
+
+def test_the_owner_a_lead_and_an_operator_may_cancel_and_others_may_not(world: World) -> None:
+    for who in ("member", "lead", "operator"):
+        made = job(world)
+        workloads.cancel_workload(actor=world.people[who], workload=made, now=world.now, why="not needed")
+        made.refresh_from_db()
+        assert (made.state, made.outcome) == ("ended", "cancelled")
+    made = job(world)
+    for who in ("team mate", "other team", "stranger", "finance", "auditor"):
+        with pytest.raises(NotAllowed):
+            workloads.cancel_workload(actor=world.people[who], workload=made, now=world.now)
+    assert AuditEvent.objects.filter(verb="cancel_workload", why="not needed").count() == 3
+
+
+def test_what_has_ended_can_not_be_cancelled_again(world: World) -> None:
+    made = job(world)
+    workloads.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+    with pytest.raises(Conflict, match="already ended"):
+        workloads.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+
+
+def test_an_extension_stays_within_the_pools_longest_runtime(world: World) -> None:
+    made = job(world)
+    workloads.extend_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
+    made.refresh_from_db()
+    assert made.max_runtime_seconds == 7200
+    with pytest.raises(Invalid, match="allowed"):
+        workloads.extend_workload(actor=world.vision.member, workload=made, seconds=10**8, now=world.now)
+
+
+def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None:
+    with pytest.raises(Conflict):
+        workloads.keep_workload(actor=world.vision.member, workload=job(world), seconds=3600, now=world.now)
+    made = notebook(world)
+    workloads.keep_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
+    made.refresh_from_db()
+    assert made.keep_until == world.now + timedelta(hours=1)
+
+
+def test_a_relaunch_is_the_same_but_for_its_changes(world: World) -> None:
+    made = job(world, environment={"A": "1"}, nvlink=True)
+    again = workloads.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
+    assert (again.command, again.environment, again.nvlink, again.units) == (made.command, made.environment, True, 1)
+    assert again.owner == world.vision.members[1]
+
+
+def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute(world: World) -> None:
+    made = notebook(world)
+    with pytest.raises(Conflict, match="while it runs"):
+        workloads.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
+    Workload.objects.filter(pk=made.pk, state="queued").update(state="running")
+    made.refresh_from_db()
+    for who in ("team mate", "lead", "operator", "stranger"):
+        with pytest.raises(NotAllowed):
+            workloads.open_workspace(actor=world.people[who], workload=made, session_key="s", now=world.now)
+    url = workloads.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
+    assert settings.GPUPOOL_NOTEBOOK_DOMAIN in url
+    code = EntryCode.objects.get()
+    assert code.expires_at == world.now + timedelta(minutes=1)
+    assert code.code_hash not in url
+    assert "s" != code.session_key_hash
+
+
+def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> None:
+    answer = workloads.preview_workload(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x",
+        units=2, models=[H100], max_runtime_seconds=3600,
+    )  # fmt: skip
+    assert (answer["starts_now"], answer["code"], answer["gpus"]) == (True, "free_within_guarantee", 2)
+    assert answer["price_per_hour"] is None
+    assert not Workload.objects.exists()
+
+
+def test_what_a_wrong_value_is_repeated_as_can_not_break_the_answer(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        job(world, name="x" * 10_000 + "\ud800")
+    refused.value.fields["name"].encode()
+    str(refused.value.values).encode()
