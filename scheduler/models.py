@@ -98,17 +98,27 @@ class Host(models.Model):
     labels = models.JSONField(default=dict, blank=True)
     simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
     hardware = models.JSONField(default=dict, blank=True, help_text="what the agent last reported of the machine")
-    isolation = models.CharField(max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports")
+    isolation = models.CharField(
+        max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports"
+    )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)
-    agent_instance = models.CharField(max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone")
+    agent_instance = models.CharField(
+        max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone"
+    )
     credential_hash = models.CharField(max_length=64, default="", blank=True)
     credential_expires_at = models.DateTimeField(null=True, blank=True)
-    lease_state = models.CharField(max_length=10, choices=states.choices(states.LeaseState), default=states.LeaseState.JOINING)
-    admin_state = models.CharField(max_length=12, choices=states.choices(states.AdminState), default=states.AdminState.IN_SERVICE)
-    repair_state = models.CharField(max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL)
+    lease_state = models.CharField(
+        max_length=10, choices=states.choices(states.LeaseState), default=states.LeaseState.JOINING
+    )
+    admin_state = models.CharField(
+        max_length=12, choices=states.choices(states.AdminState), default=states.AdminState.IN_SERVICE
+    )
+    repair_state = models.CharField(
+        max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL
+    )
     state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
     refused_agent = models.JSONField(
         null=True, blank=True, help_text="the last agent that was turned away here: instance, boot_id, reason, at"
@@ -141,7 +151,9 @@ class Gpu(models.Model):
     nvlink_group = models.PositiveSmallIntegerField(null=True, blank=True)
     numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
     pci_bus_id = models.CharField(max_length=32, default="", blank=True)
-    repair_state = models.CharField(max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL)
+    repair_state = models.CharField(
+        max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL
+    )
     state_reason = models.CharField(max_length=300, default="", blank=True)
     retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
     created_at = models.DateTimeField()
@@ -187,11 +199,15 @@ class Quota(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas")
     model = models.CharField(max_length=60)
     guaranteed_slots = models.PositiveIntegerField(help_text="840 is one GPU")
-    borrow_limit_slots = models.PositiveIntegerField(null=True, blank=True, help_text="above the guarantee; empty: no limit")
+    borrow_limit_slots = models.PositiveIntegerField(
+        null=True, blank=True, help_text="above the guarantee; empty: no limit"
+    )
     updated_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model")]
+        constraints = [
+            models.UniqueConstraint(fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model")
+        ]
 
 
 class DecayedUse(models.Model):
@@ -211,7 +227,9 @@ class AskFields(models.Model):
 
     units = models.PositiveIntegerField()
     hosts = models.PositiveIntegerField(default=1)
-    models_wanted = ArrayField(models.CharField(max_length=60), default=list, blank=True, help_text="in order of preference")
+    models_wanted = ArrayField(
+        models.CharField(max_length=60), default=list, blank=True, help_text="in order of preference"
+    )
     profile = models.CharField(max_length=30, default="", blank=True)
     min_memory_mib = models.PositiveIntegerField(default=0)
     min_compute_capability = models.PositiveSmallIntegerField(default=0)
@@ -232,14 +250,18 @@ class Reservation(AskFields):
     name = models.CharField(max_length=80)
     start = models.DateTimeField()
     end = models.DateTimeField()
-    state = models.CharField(max_length=10, choices=states.choices(states.ReservationState), default=states.ReservationState.CONFIRMED)
+    state = models.CharField(
+        max_length=10, choices=states.choices(states.ReservationState), default=states.ReservationState.CONFIRMED
+    )
     may_exceed_guarantee = models.BooleanField(default=False)
     first_used_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True, help_text="when it was over, released or cancelled")
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_reservation_ends_after_its_start")]
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_reservation_ends_after_its_start")
+        ]
         indexes = [models.Index(fields=["pool", "end"])]
 
 
@@ -268,7 +290,9 @@ class Workload(AskFields):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="workloads")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="workloads")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="workloads")
-    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads")
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads"
+    )
     command = models.TextField(default="", blank=True, help_text="a job's shell command; empty for a notebook")
     environment = models.JSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
@@ -276,7 +300,9 @@ class Workload(AskFields):
     max_runtime_seconds = models.PositiveIntegerField()
     predicted_seconds = models.PositiveIntegerField(help_text="fixed at submission, never above max_runtime_seconds")
     most_retries = models.PositiveSmallIntegerField(default=0)
-    state = models.CharField(max_length=10, choices=states.choices(states.WorkloadState), default=states.WorkloadState.QUEUED)
+    state = models.CharField(
+        max_length=10, choices=states.choices(states.WorkloadState), default=states.WorkloadState.QUEUED
+    )
     attempt = models.PositiveIntegerField(default=0, help_text="how often it has been placed")
     submitted_at = models.DateTimeField()
     queued_at = models.DateTimeField(help_text="last time it began to wait")
@@ -293,17 +319,25 @@ class Workload(AskFields):
     borrowed_slots = models.PositiveIntegerField(default=0)
     evicted_by = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     evicted_for_workload = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    evicted_for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    evicted_for_reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     earmarked_units = ArrayField(
         models.BigIntegerField(), default=list, blank=True, help_text="units that others were told to leave for it"
     )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
-    gone_by = models.DateTimeField(null=True, blank=True, help_text="when one that was told to go is gone at the latest")
+    gone_by = models.DateTimeField(
+        null=True, blank=True, help_text="when one that was told to go is gone at the latest"
+    )
     failures = models.PositiveSmallIntegerField(default=0, help_text="attempts that failed by themselves")
-    lost_attempts = models.PositiveSmallIntegerField(default=0, help_text="attempts that a host, a GPU or a start failed")
+    lost_attempts = models.PositiveSmallIntegerField(
+        default=0, help_text="attempts that a host, a GPU or a start failed"
+    )
     idle_warned_at = models.DateTimeField(null=True, blank=True)
-    keep_until = models.DateTimeField(null=True, blank=True, help_text="its owner asked not to stop it for idleness before this")
+    keep_until = models.DateTimeField(
+        null=True, blank=True, help_text="its owner asked not to stop it for idleness before this"
+    )
     simulated = models.BooleanField(default=False, help_text="part of the simulated history, never ran")
 
     class Meta:
@@ -337,8 +371,12 @@ class Run(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
-    missing_since = models.DateTimeField(null=True, blank=True, help_text="since when its agent does not name it any more")
-    activity = models.JSONField(default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity")
+    missing_since = models.DateTimeField(
+        null=True, blank=True, help_text="since when its agent does not name it any more"
+    )
+    activity = models.JSONField(
+        default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity"
+    )
 
     class Meta:
         constraints = [
@@ -355,11 +393,15 @@ class Allocation(models.Model):
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="allocations")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
     unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="allocations")
-    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="allocations")
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="allocations"
+    )
     slots = BigIntegerRangeField()
     period = DateTimeRangeField()
     borrowed = models.BooleanField(default=False)
-    end_code = models.CharField(max_length=30, default="", blank=True, help_text="the run's outcome: what the time is charged as")
+    end_code = models.CharField(
+        max_length=30, default="", blank=True, help_text="the run's outcome: what the time is charged as"
+    )
 
     class Meta:
         constraints = [

@@ -117,9 +117,7 @@ class IllegalTransition(Exception):
     """A change that no table allows: a mistake in the program, never a race."""
 
 
-def change_state(
-    row: models.Model, field: str, *, old: StrEnum, new: StrEnum, **also: Any
-) -> bool:
+def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, **also: Any) -> bool:
     """Move ``row.field`` from ``old`` to ``new`` and set ``also`` in the same UPDATE.
 
     True when this call made the change, False when the row was no longer in ``old`` (somebody else was first).

@@ -1,0 +1,79 @@
+"""What the edge and the web process call for an agent, each in a thread of its own: plain blocking functions.
+
+The host is known from its credential and never from a message. ``AgentRefused`` is the clear no that goes back as a Refused frame.
+Samples and health go to ``telemetry.agent_api``, which also knows ``Desired.committed_sequence``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from agent.protocol import VERSION, Desired, JoinAnswer, JoinRequest, LogChunk, Observed
+from scheduler import logs, reconcile, services
+from scheduler.models import Host, Run
+from scheduler.reconcile import AgentRefused
+from scheduler.workspace_secret import workspace_secret
+
+__all__ = ["AgentRefused", "authenticate", "desired", "join", "store_log", "sync", "workspace_secret"]
+
+JOIN_PROBLEMS = {
+    "join_token_unknown": "token: not known; make a new one on the host's page",
+    "join_token_spent": "token: used before; make a new one on the host's page",
+    "join_token_expired": "token: older than 15 minutes; make a new one on the host's page",
+    "join_token_of_another_host": "host: this token was made for another host; use the host's own token",
+}
+
+
+def join(request: JoinRequest, now: datetime) -> JoinAnswer:
+    """Spend a join token. Raises AgentRefused that names what is wrong with it."""
+    if request.version != VERSION:
+        raise AgentRefused(f"version: {request.version}; allowed: {VERSION}")
+    if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
+        raise AgentRefused("instance and boot_id: allowed are 1 to 64 characters")
+    try:
+        host, credential = services.redeem_join_token(
+            token=request.token, host_name=request.host, instance=request.instance, boot_id=request.boot_id, now=now
+        )
+    except services.Refused as refused:
+        raise AgentRefused(JOIN_PROBLEMS[refused.code]) from None
+    return JoinAnswer(
+        credential=credential.text, credential_expires_at=credential.expires_at.timestamp(), host=host.name
+    )
+
+
+def authenticate(credential: str, now: datetime) -> int | None:
+    """The host's id, or None for a credential that is unknown, expired or revoked."""
+    return services.verify_credential(credential, now=now)
+
+
+def sync(host_id: int, observed: Observed, now: datetime) -> Desired:
+    """Take in a report and answer what should be so. Raises AgentRefused."""
+    host = _host(host_id)
+    reconcile.observe(host, observed, now)
+    host.refresh_from_db()
+    return reconcile.desired(host, now)
+
+
+def desired(host_id: int, now: datetime) -> Desired:
+    """What should be so, when it changed without a report. Raises AgentRefused when the credential was revoked."""
+    return reconcile.desired(_host(host_id), now)
+
+
+def store_log(host_id: int, chunk: LogChunk) -> int:
+    """Append to a run's log. How many bytes of it are kept now; a chunk sent twice changes nothing. Raises AgentRefused for a run
+    that is not of this host."""
+    try:
+        public_id = uuid.UUID(chunk.run)
+    except ValueError:
+        raise AgentRefused(f"run: {chunk.run[:60]!r}; allowed: the id of a run of this host") from None
+    if not Run.objects.filter(public_id=public_id, host_id=host_id).exists():
+        raise AgentRefused(f"run: {public_id}; allowed: the id of a run of this host")
+    return logs.append(public_id, chunk.offset, chunk.text)
+
+
+def _host(host_id: int) -> Host:
+    host = Host.objects.filter(pk=host_id).first()
+    if host is None:
+        raise AgentRefused("this host is not known any more")
+    return host

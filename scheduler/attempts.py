@@ -1,0 +1,168 @@
+"""How an attempt of a workload goes and ends: the only writer of run states, and what they mean for the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from scheduler import commands, nudge
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Reservation, Run, Workload, WorkloadKind
+from scheduler.states import RunState, WorkloadState, change_state
+
+RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
+COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTED_FOR_RESERVATION, Code.DRAINED)
+LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED)
+ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.KILLED_AT_GRACE)
+MOST_LOST_ATTEMPTS = 5
+FIRST_BACK_OFF_SECONDS = 15
+LONGEST_BACK_OFF_SECONDS = 30 * 60
+SHORTEST_HOLD = timedelta(microseconds=1)  # an empty range would not be kept by PostgreSQL
+
+
+def advance_run(run: Run, new: RunState, at: datetime) -> bool:
+    """Move a run forward to starting, running or stopping. False when it is there or further already."""
+    old = RunState(run.state)
+    if RANK[new] <= RANK[old] or new == RunState.ENDED:
+        return False
+    since = {RunState.STARTING: "starting_at", RunState.RUNNING: "running_at"}.get(new)
+    also = {since: at} if since and getattr(run, since) is None else {}
+    return change_state(run, "state", old=old, new=new, **also)
+
+
+def end_run(run: Run, *, outcome: str, exit_code: int | None, at: datetime, now: datetime) -> bool:
+    """The host has confirmed that nothing of this run is left, as of ``at``: its slots are free. False when it had ended.
+
+    ``at`` is held between the placement and ``now``.
+    """
+    at = min(max(at, run.placed_at + SHORTEST_HOLD), max(now, run.placed_at + SHORTEST_HOLD))
+    if run.state == RunState.ENDED or not change_state(
+        run, "state", old=RunState(run.state), new=RunState.ENDED, ended_at=at, outcome=outcome, exit_code=exit_code,
+        missing_since=None,
+    ):  # fmt: skip
+        return False
+    still_open = Allocation.objects.filter(run=run, period__upper_inf=True)
+    still_open.update(period=DateTimeTZRange(run.placed_at, at), end_code=outcome)
+    commands.done([run], now)
+    nudge.engine()
+    return True
+
+
+def settle(workload: Workload, now: datetime) -> None:
+    """Bring a workload's state to what its runs say. The workload is locked by the caller."""
+    runs = list(Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank"))
+    if not runs or workload.state not in commands.LIVE:
+        return
+    live = [run for run in runs if run.state != RunState.ENDED]
+    if not live:
+        _attempt_ended(workload, runs, now)
+        return
+    _note_progress(workload, runs)
+    failed = [run for run in runs if run.state == RunState.ENDED and run.outcome != Code.FINISHED]
+    if failed and workload.state != WorkloadState.STOPPING:
+        # One of a gang is gone: the others end with it.
+        _to(workload, WorkloadState.STOPPING)
+        commands.stop_runs(live, code=failed[0].outcome, now=now)
+
+
+def _note_progress(workload: Workload, runs: Sequence[Run]) -> None:
+    lowest = min((RunState(run.state) for run in runs), key=RANK.__getitem__)
+    highest = max((RunState(run.state) for run in runs if run.state != RunState.ENDED), key=RANK.__getitem__)
+    if highest == RunState.STOPPING:
+        _to(workload, WorkloadState.STOPPING)
+    elif RANK[lowest] >= RANK[RunState.RUNNING]:
+        first = min(run.running_at for run in runs if run.running_at)
+        _to(workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first}))
+    elif RANK[highest] >= RANK[RunState.STARTING]:
+        _to(workload, WorkloadState.STARTING)
+
+
+FORWARD = {state: number for number, state in enumerate(commands.LIVE)}
+
+
+def _to(workload: Workload, new: WorkloadState, **also: object) -> None:
+    old = WorkloadState(workload.state)
+    if FORWARD[new] > FORWARD[old] and change_state(workload, "state", old=old, new=new, **also):
+        nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a workload whose attempt ended. ``comes_back`` with the counters it costs, or it ends with ``code``."""
+
+    code: str
+    comes_back: bool = False
+    failures: int = 0
+    lost: int = 0
+    wait_seconds: int = 0
+
+
+def verdict(workload: Workload, outcome: str) -> Verdict:
+    """The rule of retries: what was told to make room or to move comes back for free; what a host, a GPU or a start lost comes
+    back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait."""
+    wanted = workload.stop_requested
+    if wanted in COMES_BACK:
+        return Verdict(outcome) if outcome == Code.FINISHED else Verdict(wanted, comes_back=True)
+    if wanted and wanted not in LOST:
+        return Verdict(wanted)
+    if outcome in LOST or wanted in LOST:
+        code = outcome if outcome in LOST else wanted
+        again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MOST_LOST_ATTEMPTS
+        wait = _back_off(workload.lost_attempts) if code == Code.START_FAILED else 0
+        return Verdict(code, comes_back=again, lost=1, wait_seconds=wait)
+    if outcome in ITS_OWN_FAULT and workload.failures < workload.most_retries:
+        return Verdict(outcome, comes_back=True, failures=1, wait_seconds=_back_off(workload.failures))
+    return Verdict(outcome)
+
+
+def _back_off(times_before: int) -> int:
+    return int(min(FIRST_BACK_OFF_SECONDS * 2**times_before, LONGEST_BACK_OFF_SECONDS))
+
+
+def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> None:
+    bad = [run for run in runs if run.outcome != Code.FINISHED]
+    # The first to go is why; the others of a gang only followed.
+    told = min(bad or runs, key=lambda run: (run.ended_at or now, run.rank))
+    ended_at = max((run.ended_at for run in runs if run.ended_at), default=now)
+    decided = verdict(workload, told.outcome)
+    if decided.comes_back and not _its_reservation_is_over(workload, now):
+        _queue_again(workload, decided, now)
+    else:
+        _end(workload, decided, told, ended_at)
+    nudge.engine()
+    nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
+
+
+def _its_reservation_is_over(workload: Workload, now: datetime) -> bool:
+    if workload.reservation_id is None:
+        return False
+    return not Reservation.objects.filter(
+        pk=workload.reservation_id, end__gt=now, state__in=("confirmed", "active")
+    ).exists()
+
+
+def _queue_again(workload: Workload, decided: Verdict, now: datetime) -> None:
+    """It keeps its place: its submission time is what the queue is ordered by."""
+    change_state(
+        workload, "state", old=WorkloadState(workload.state), new=WorkloadState.QUEUED, queued_at=now,
+        not_before=now + timedelta(seconds=decided.wait_seconds) if decided.wait_seconds else None,
+        failures=workload.failures + decided.failures, lost_attempts=workload.lost_attempts + decided.lost,
+        evicted_by_id=workload.evicted_for_workload_id, evicted_for_workload=None, evicted_for_reservation=None,
+        stop_requested="", gone_by=None, borrowed_slots=0, idle_warned_at=None, reason_code=str(decided.code),
+        reason_numbers={}, blockers=[],
+    )  # fmt: skip
+
+
+def _end(workload: Workload, decided: Verdict, told: Run, ended_at: datetime) -> None:
+    numbers: dict[str, object] = {"attempt": workload.attempt}
+    if told.exit_code is not None:
+        numbers["exit_code"] = told.exit_code
+    if told.outcome != decided.code:
+        numbers["run_outcome"] = told.outcome
+    change_state(
+        workload, "state", old=WorkloadState(workload.state), new=WorkloadState.ENDED, ended_at=ended_at,
+        outcome=str(decided.code), outcome_numbers=numbers, gone_by=None, position=None, expected_start=None,
+    )  # fmt: skip

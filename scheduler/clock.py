@@ -1,0 +1,190 @@
+"""What time alone brings about: ends of notices, limits and reservations, no-shows, maintenance, hosts that fall silent.
+
+Each function is a level-triggered tick over rows: calling it twice, late or in two processes at once does the same work once.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import DurationField, ExpressionWrapper, F, Min, Value
+from django.db.models.functions import Coalesce
+
+from scheduler import commands, leases, locks, nudge, reconcile
+from scheduler.core.reasons import Code
+from scheduler.models import Command, Host, MaintenanceWindow, Reservation, Run, Workload
+from scheduler.services.hosts import (
+    enter_maintenance,
+    move_work_off,
+    record_host_change,
+    return_host,
+)
+from scheduler.services.reservations import close_reservation
+from scheduler.services.workloads import request_stop
+from scheduler.states import AdminState, LeaseState, ReservationState, RunState, WorkloadState, change_state
+
+log = logging.getLogger(__name__)
+
+SECOND = timedelta(seconds=1)
+
+
+# -- work ----------------------------------------------------------------------------------------------------------------
+
+
+def stop_after_notice(now: datetime) -> None:
+    """Work whose notice is over is told to stop."""
+    due = Command.objects.filter(verb=Command.Verb.NOTICE, done_at__isnull=True, stop_at__lte=now)
+    for pk in (
+        due.filter(run__workload__state=WorkloadState.NOTICE).values_list("run__workload_id", flat=True).distinct()
+    ):
+        with transaction.atomic():
+            workload = locks.workloads([pk])[pk]
+            if workload.state == WorkloadState.NOTICE:
+                commands.stop(
+                    workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now
+                )
+
+
+def stop_at_time_limits(now: datetime) -> None:
+    """Work that has run as long as it may is told to stop."""
+    limit = ExpressionWrapper(F("max_runtime_seconds") * Value(SECOND), output_field=DurationField())
+    running = Workload.objects.filter(
+        state__in=(WorkloadState.RUNNING, WorkloadState.NOTICE), runs__attempt=F("attempt")
+    )
+    due = running.annotate(since=Min(Coalesce("runs__running_at", "runs__placed_at")), limit=limit)
+    for workload in due.filter(since__lte=now - F("limit")):
+        request_stop(workload, code=Code.TIME_LIMIT, now=now)
+
+
+# -- reservations --------------------------------------------------------------------------------------------------------
+
+
+def reservation_clock(now: datetime) -> None:
+    """Reservations whose end or no-show limit has come are closed; work inside is given notice so that it is gone by the end."""
+    _close_reservations_due(now)
+    _warn_before_reservations_end(now)
+    _wake_at_starts(now)
+
+
+def _close_reservations_due(now: datetime) -> None:
+    promised = Reservation.objects.filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+    no_show = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
+    unused = promised.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True).annotate(limit=no_show)
+    over = [(r.pk, r.pool_id, ReservationState.OVER) for r in promised.filter(end__lte=now)]
+    released = [
+        (r.pk, r.pool_id, ReservationState.RELEASED) for r in unused.filter(start__lte=now - F("limit"), end__gt=now)
+    ]
+    for pk, pool, state in over + released:
+        with transaction.atomic():
+            locks.pools([pool])
+            fresh = locks.reservations([pk])[pk]
+            still = fresh.end <= now if state == ReservationState.OVER else fresh.first_used_at is None
+            if still and fresh.state in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
+                close_reservation(fresh, state, now)
+
+
+def _warn_before_reservations_end(now: datetime) -> None:
+    inside = Workload.objects.filter(
+        state=WorkloadState.RUNNING, reservation__state=ReservationState.ACTIVE, reservation__end__gt=now
+    )
+    for workload in inside.select_related("reservation", "pool"):
+        end = workload.reservation.end if workload.reservation else now
+        pool = workload.pool
+        if end - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) > now:
+            continue
+        stop_at = max(now, end - timedelta(seconds=pool.grace_seconds))
+        with transaction.atomic():
+            fresh = locks.workloads([workload.pk])[workload.pk]
+            commands.give_notice(
+                fresh, code=Code.RESERVATION_OVER, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
+            )
+
+
+def _wake_at_starts(now: datetime) -> None:
+    """Reservations that begin are bound by the engine's next cycle."""
+    if Reservation.objects.filter(state=ReservationState.CONFIRMED, start__lte=now).exists():
+        with transaction.atomic():
+            nudge.engine()
+
+
+# -- hosts ---------------------------------------------------------------------------------------------------------------
+
+
+def watch_hosts(now: datetime) -> None:
+    """Hosts that stopped speaking become suspect, then silent and their work lost; unless most of them did so at once."""
+    rules = leases.rules()
+    heard = Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
+    hosts = list(heard.select_related("pool").order_by("pk"))
+    quiet = [host for host in hosts if _quiet_seconds(host, now) > rules.suspect_seconds]
+    for host in quiet:
+        if host.lease_state == LeaseState.ALIVE:
+            _suspect(host, now)
+    overdue = [h for h in quiet if _quiet_seconds(h, now) > rules.silent_seconds(h.pool.grace_seconds)]
+    if overdue and leases.is_mass_silence(len(quiet), len(hosts)):
+        log.error(
+            "%d of %d hosts are quiet at once: the control plane is suspected, nobody is evicted",
+            len(quiet),
+            len(hosts),
+        )
+        return
+    for host in overdue:
+        _declare_silent(host, now)
+    _lose_what_is_left_on_silent_hosts(now)
+
+
+def _quiet_seconds(host: Host, now: datetime) -> float:
+    return (now - (host.last_sync_at or host.created_at)).total_seconds()
+
+
+def _suspect(host: Host, now: datetime) -> None:
+    with transaction.atomic():
+        fresh = locks.hosts([host.pk])[host.pk]
+        if _quiet_seconds(fresh, now) > leases.rules().suspect_seconds and fresh.lease_state == LeaseState.ALIVE:
+            change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT)
+            record_host_change(fresh, f"its agent has not spoken for {_quiet_seconds(fresh, now):.0f} s", now)
+
+
+def _declare_silent(host: Host, now: datetime) -> None:
+    with transaction.atomic():
+        fresh = locks.hosts([host.pk])[host.pk]
+        if _quiet_seconds(fresh, now) <= leases.rules().silent_seconds(host.pool.grace_seconds):
+            return
+        old = LeaseState(fresh.lease_state)
+        if old == LeaseState.SILENT or not change_state(
+            fresh, "lease_state", old=old, new=LeaseState.SILENT, silent_since=now
+        ):
+            return
+        record_host_change(fresh, "its lease, grace and margin are over", now)
+        reconcile.lose_host(fresh, now)
+
+
+def _lose_what_is_left_on_silent_hosts(now: datetime) -> None:
+    """What was placed there in the very moment in which it fell silent."""
+    left = Run.objects.filter(host__lease_state=LeaseState.SILENT).exclude(state=RunState.ENDED)
+    for pk in left.values_list("host_id", flat=True).distinct():
+        with transaction.atomic():
+            host = locks.hosts([pk])[pk]
+            if host.lease_state == LeaseState.SILENT:
+                reconcile.lose_host(host, now)
+
+
+def maintenance_clock(now: datetime) -> None:
+    """Work is moved off in time for a window's start; the host is in maintenance while it lasts, and back after it."""
+    for window in MaintenanceWindow.objects.filter(end__gt=now).select_related("host__pool"):
+        pool = window.host.pool
+        if window.start - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) <= now:
+            _clear_for(window, now)
+    for host in Host.objects.filter(admin_state=AdminState.MAINTENANCE):
+        windows = host.maintenance_windows
+        if windows.filter(end__lte=now).exists() and not windows.filter(start__lte=now, end__gt=now).exists():
+            return_host(host, reason="its maintenance window is over", now=now)
+
+
+def _clear_for(window: MaintenanceWindow, now: datetime) -> None:
+    if window.start <= now and window.host.admin_state != AdminState.MAINTENANCE:
+        enter_maintenance(window.host, reason=window.reason, now=now)
+    with transaction.atomic():
+        host = locks.hosts([window.host_id])[window.host_id]
+        move_work_off(host, now=now, also_unpreemptible=True)

@@ -1,0 +1,87 @@
+"""What the engine tells hosts about runs: the only writer of Command, and of a live workload's way towards its stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from scheduler import nudge
+from scheduler.models import Command, Run, Workload
+from scheduler.states import RunState, WorkloadState, change_state
+
+LIVE = (
+    WorkloadState.PLACED,
+    WorkloadState.STARTING,
+    WorkloadState.RUNNING,
+    WorkloadState.NOTICE,
+    WorkloadState.STOPPING,
+)
+
+
+def live_runs(workload: Workload) -> list[Run]:
+    """The runs of the present attempt that have not ended, by rank."""
+    runs = Run.objects.filter(workload=workload, attempt=workload.attempt).exclude(state=RunState.ENDED)
+    return list(runs.order_by("rank"))
+
+
+def start(runs: Sequence[Run], now: datetime) -> None:
+    """One open start command per run; it stays open until the run has ended."""
+    Command.objects.bulk_create(
+        Command(host_id=run.host_id, run=run, verb=Command.Verb.START, created_at=now) for run in runs
+    )
+    nudge.hosts(run.host_id for run in runs)
+
+
+def give_notice(
+    workload: Workload, *, code: str, stop_at: datetime, grace_seconds: int, now: datetime, **also: object
+) -> bool:
+    """A running workload is told to write a checkpoint and be gone by ``stop_at``; ``also`` is set on it at the same time.
+
+    False when it does not run (any more): then nothing is written.
+    """
+    gone_by = stop_at + timedelta(seconds=grace_seconds)
+    if not change_state(workload, "state", old=WorkloadState.RUNNING, new=WorkloadState.NOTICE, stop_requested=code,
+                        gone_by=gone_by, **also):  # fmt: skip
+        return False
+    _command(live_runs(workload), Command.Verb.NOTICE, code, stop_at, now)
+    nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
+    return True
+
+
+def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **also: object) -> bool:
+    """A live workload is told to stop now; ``also`` is set on it at the same time. Its first reason stays its reason.
+
+    False when it is already stopping or does not run (any more): then nothing is written.
+    """
+    old = WorkloadState(workload.state)
+    if old not in LIVE or old == WorkloadState.STOPPING:
+        return False
+    reason = workload.stop_requested or code
+    gone_by = now + timedelta(seconds=grace_seconds)
+    if not change_state(
+        workload, "state", old=old, new=WorkloadState.STOPPING, stop_requested=reason, gone_by=gone_by, **also
+    ):
+        return False
+    _command(live_runs(workload), Command.Verb.STOP, reason, None, now)
+    nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
+    return True
+
+
+def stop_runs(runs: Sequence[Run], *, code: str, now: datetime) -> None:
+    """Stop the rest of a gang of which one has ended; the workload's own state follows from what the agents report."""
+    _command(runs, Command.Verb.STOP, code, None, now)
+
+
+def done(runs: Iterable[Run], now: datetime) -> None:
+    """These runs have ended: nothing is wanted of their hosts any more."""
+    ended = list(runs)
+    Command.objects.filter(run__in=ended, done_at__isnull=True).update(done_at=now)
+    nudge.hosts(run.host_id for run in ended)
+
+
+def _command(runs: Sequence[Run], verb: Command.Verb, code: str, stop_at: datetime | None, now: datetime) -> None:
+    Command.objects.bulk_create(
+        (Command(host_id=r.host_id, run=r, verb=verb, code=code, stop_at=stop_at, created_at=now) for r in runs),
+        ignore_conflicts=True,  # told before: once is enough
+    )
+    nudge.hosts(run.host_id for run in runs)

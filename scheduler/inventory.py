@@ -1,0 +1,200 @@
+"""What a host reports of its GPUs, written into Gpu and Unit rows. A GPU's geometry changes only while nobody holds any of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.postgresql.psycopg_any import NumericRange
+
+from agent.protocol import GpuSeen, Inventory, UnitSeen
+from scheduler import nudge
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
+from scheduler.states import RepairState, change_state
+
+MOST_GPUS = 64
+CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
+NOT_REPORTED = "its host does not report it any more"
+Geometry = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
+
+
+def problem(host: Host, inventory: Inventory) -> str:
+    """Why this inventory can't be believed, naming the field, the value and what is allowed; empty when it can."""
+    if len(inventory.gpus) > MOST_GPUS:
+        return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MOST_GPUS}"
+    indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
+    if len(set(indices)) < len(indices) or len(set(uuids)) < len(uuids):
+        return "inventory.gpus: the same index or uuid twice; allowed: each once"
+    for gpu in inventory.gpus:
+        found = _problem_of(gpu)
+        if found:
+            return found
+    elsewhere = (
+        Gpu.objects.filter(uuid__in=uuids, retired_at__isnull=True).exclude(host=host).select_related("host").first()
+    )
+    if elsewhere is not None:
+        return f"inventory.gpus: {elsewhere.uuid} is a GPU of host {elsewhere.host.name}; allowed: GPUs of {host.name}"
+    return ""
+
+
+def _problem_of(gpu: GpuSeen) -> str:
+    where = f"inventory.gpus[{gpu.index}]"
+    if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
+        return (
+            f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; allowed: index 0 to 999, uuid of 1 to 80 characters"
+        )
+    if (
+        not gpu.model
+        or len(gpu.model) > 60
+        or not 0 <= gpu.memory_mib < 2**31
+        or not 0 <= gpu.compute_capability < 2**15
+    ):
+        return f"{where}: model {gpu.model[:70]!r}, memory_mib {gpu.memory_mib}, compute_capability {gpu.compute_capability}"
+    if any(n is not None and not 0 <= n < 2**15 for n in (gpu.nvlink_group, gpu.numa_node)) or len(gpu.pci_bus_id) > 32:
+        return (
+            f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
+        )
+    at = 0
+    for unit in sorted(gpu.units, key=lambda u: u.first_slot):
+        inside = at <= unit.first_slot and unit.slots > 0 and unit.first_slot + unit.slots <= SLOTS_PER_GPU
+        if (
+            not inside
+            or not unit.uuid
+            or len(unit.uuid) > 80
+            or len(unit.profile) > 30
+            or not 0 <= unit.memory_mib < 2**31
+        ):
+            return (
+                f"{where}.units: {unit.uuid[:90]!r} takes slots {unit.first_slot} to {unit.first_slot + unit.slots}; "
+                f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
+            )
+        at = unit.first_slot + unit.slots
+    return ""
+
+
+def write(host: Host, inventory: Inventory, now: datetime) -> bool:
+    """Bring the host's rows to what it reports. True when anything changed. The host is locked by the caller.
+
+    What is held stays as it is until it is free: then the next report is applied.
+    """
+    reported = dataclasses.asdict(inventory)
+    if host.hardware.get("reported") == reported and host.hardware.get("applied"):
+        return False
+    known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+    known |= {g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)}
+    held = _held_gpus(known.values())
+    applied = _retire_missing(known, {gpu.uuid for gpu in inventory.gpus}, held, host, now)
+    for seen in inventory.gpus:
+        gpu = _gpu(host, known.get(seen.uuid), seen, now)
+        applied = _units(gpu, seen, gpu.pk in held, now) and applied
+    _describe(host, inventory, {"reported": reported, "applied": applied})
+    nudge.engine()
+    nudge.pages(nudge.HOSTS)
+    return True
+
+
+def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
+    held = Allocation.objects.filter(period__upper_inf=True, unit__gpu__in=[gpu.pk for gpu in gpus])
+    return set(held.values_list("unit__gpu_id", flat=True))
+
+
+def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
+    """GPUs that are not reported any more go; one that is held is quarantined until it is free. False when one had to stay."""
+    applied = True
+    for gpu in known.values():
+        if gpu.uuid in seen or gpu.retired_at is not None or gpu.host_id != host.pk:
+            continue
+        if gpu.pk in held:
+            _quarantine(gpu, NOT_REPORTED, now)
+            applied = False
+        else:
+            Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
+            Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
+    return applied
+
+
+def _gpu(host: Host, known: Gpu | None, seen: GpuSeen, now: datetime) -> Gpu:
+    facts: dict[str, Any] = {
+        "host": host, "index": seen.index, "model": seen.model, "memory_mib": seen.memory_mib,
+        "compute_capability": seen.compute_capability, "nvlink_group": seen.nvlink_group, "numa_node": seen.numa_node,
+        "pci_bus_id": seen.pci_bus_id, "retired_at": None,
+    }  # fmt: skip
+    if known is None:
+        return Gpu.objects.create(uuid=seen.uuid, created_at=now, **facts)
+    # Two GPUs that swapped their indices would collide halfway: the other one gives its index up first.
+    Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
+        index=_spare(host)
+    )
+    Gpu.objects.filter(pk=known.pk).update(**facts)
+    known.refresh_from_db()
+    if known.repair_state == RepairState.QUARANTINED and known.state_reason == NOT_REPORTED:
+        _return(known, "its host reports it again", now)
+    return known
+
+
+def _spare(host: Host) -> int:
+    used = set(Gpu.objects.filter(host=host, retired_at__isnull=True).values_list("index", flat=True))
+    return next(number for number in range(10_000, 20_000) if number not in used)
+
+
+def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
+    """False when the geometry is another one and can't be taken over because somebody holds a part."""
+    rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
+    wanted = seen.units or [
+        UnitSeen(uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib)
+    ]
+    new: Geometry = {(u.profile, u.uuid, u.first_slot, u.slots) for u in wanted}
+    old: Geometry = {_geometry(gpu, row) for row in rows}
+    if new != old:
+        if held:
+            _quarantine(gpu, CHANGED_WHILE_HELD, now)
+            return False
+        Unit.objects.filter(pk__in=[row.pk for row in rows if _geometry(gpu, row) not in new]).update(retired_at=now)
+        for unit in wanted:
+            if (unit.profile, unit.uuid, unit.first_slot, unit.slots) not in old:
+                _new_unit(gpu, unit, now)
+    if gpu.repair_state == RepairState.QUARANTINED and gpu.state_reason == CHANGED_WHILE_HELD:
+        _return(gpu, "its new geometry is taken over", now)
+    return True
+
+
+def _geometry(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
+    return (row.profile, row.uuid, row.slots.lower - gpu.first_slot, row.slots.upper - row.slots.lower)
+
+
+def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
+    """A unit as before comes back as the same row, so that its history goes on."""
+    first = gpu.first_slot + unit.first_slot
+    slots = NumericRange(first, first + unit.slots)
+    before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots).first()
+    if before is not None:
+        Unit.objects.filter(pk=before.pk).update(retired_at=None, memory_mib=unit.memory_mib)
+        return
+    Unit.objects.create(
+        gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now
+    )
+
+
+def _quarantine(gpu: Gpu, reason: str, now: datetime) -> None:
+    if gpu.repair_state == RepairState.WELL and change_state(
+        gpu, "repair_state", old=RepairState.WELL, new=RepairState.QUARANTINED, state_reason=reason
+    ):
+        GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=reason, at=now)
+
+
+def _return(gpu: Gpu, reason: str, now: datetime) -> None:
+    if change_state(gpu, "repair_state", old=RepairState.QUARANTINED, new=RepairState.WELL, state_reason=""):
+        GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=reason, at=now)
+
+
+def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any]) -> None:
+    host.hardware = hardware
+    host.cpu_milli, host.memory_mib = (
+        max(0, min(inventory.cpu_milli, 2**31 - 1)),
+        max(0, min(inventory.memory_mib, 2**31 - 1)),
+    )
+    host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
+    host.save(update_fields=["hardware", "cpu_milli", "memory_mib", "isolation", "simulated"])

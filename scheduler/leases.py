@@ -1,0 +1,40 @@
+"""How long a host may be quiet. All of it follows from one setting, GPUPOOL_LEASE_SECONDS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.conf import settings
+
+DEFAULT_LEASE_SECONDS = 30.0
+MASS_SILENCE_SHARE = 0.55
+MASS_SILENCE_HOSTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """Seconds. An agent polls six times in a lease; a host is suspect after it missed more than one poll, and silent when its
+    lease, the grace of its pool and a margin are over, because its shims have stopped by then what nobody renewed."""
+
+    lease_seconds: float
+
+    @property
+    def poll_seconds(self) -> float:
+        return self.lease_seconds / 6
+
+    @property
+    def suspect_seconds(self) -> float:
+        return self.poll_seconds * 2.4
+
+    def silent_seconds(self, grace_seconds: float) -> float:
+        return self.lease_seconds + grace_seconds + self.lease_seconds / 3
+
+
+def rules() -> LeaseRules:
+    """The rules of this installation."""
+    return LeaseRules(float(getattr(settings, "GPUPOOL_LEASE_SECONDS", DEFAULT_LEASE_SECONDS)))
+
+
+def is_mass_silence(quiet: int, all_hosts: int) -> bool:
+    """Are so many hosts quiet at once that the control plane is to be suspected rather than they?"""
+    return quiet >= MASS_SILENCE_HOSTS and quiet > MASS_SILENCE_SHARE * all_hosts

@@ -1,0 +1,51 @@
+"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, workloads.
+
+Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
+who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from django.db import models
+
+from scheduler.models import Host, Leader, Pool, Reservation, Workload
+
+Row = TypeVar("Row", bound=models.Model)
+
+
+def leader() -> Leader:
+    """The one leader row. The engine holds it through ``apply``; whoever takes over waits for that commit."""
+    row = Leader.objects.select_for_update(no_key=True).filter(pk=1).first()
+    if row is None:
+        Leader.objects.get_or_create(pk=1)
+        row = Leader.objects.select_for_update(no_key=True).get(pk=1)
+    return row
+
+
+def pools(ids: Iterable[int]) -> dict[int, Pool]:
+    """What is promised or placed in these pools changes only under this lock."""
+    return _rows(Pool, ids)
+
+
+def hosts(ids: Iterable[int]) -> dict[int, Host]:
+    """A host's states, inventory and runs change only under this lock."""
+    return _rows(Host, ids)
+
+
+def workloads(ids: Iterable[int]) -> dict[int, Workload]:
+    """For verbs that read several facts of a workload before they change one."""
+    return _rows(Workload, ids)
+
+
+def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
+    """For a reservation's change of window or state."""
+    return _rows(Reservation, ids)
+
+
+def _rows(kind: type[Row], ids: Iterable[int]) -> dict[int, Row]:
+    wanted = sorted(set(ids))
+    found = kind._default_manager.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
+    return {row.pk: row for row in found}

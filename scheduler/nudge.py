@@ -1,0 +1,83 @@
+"""Hints over Redis, sent after the commit: the engine should look, a host's wishes changed, a page is out of date.
+
+Hints make things fast, never right: when Redis is away they are dropped with a log line, and the next sweep or poll does
+the same work.
+The channels are read by the edge: ``gpupool:host:<id>`` (empty message) and ``gpupool:page`` (JSON ``{"topic": ...}``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterable
+
+import redis
+from django.conf import settings
+from django.db import transaction
+from django.utils.module_loading import import_string
+from kombu.exceptions import OperationalError
+
+log = logging.getLogger(__name__)
+
+ENGINE_KEY = "gpupool:engine:nudged"
+ENGINE_KEY_LIFE_MS = 1_000  # a nudge whose task was lost keeps others away no longer than this
+HOST_CHANNEL = "gpupool:host:"
+PAGE_CHANNEL = "gpupool:page"
+CYCLE_TASK = "scheduler.tasks.run_cycle"
+
+QUEUE, HOSTS, CALENDAR = "queue", "hosts", "calendar"  # topics of pages that show many rows
+
+
+def workload_topic(public_id: object) -> str:
+    """The topic of one workload's page."""
+    return f"workload:{public_id}"
+
+
+def engine() -> None:
+    """After the commit: something that a cycle would decide about has changed."""
+    transaction.on_commit(_send_cycle, robust=True)
+
+
+def hosts(ids: Iterable[int]) -> None:
+    """After the commit: these hosts' desired state has changed, the edge should push it."""
+    for host in sorted(set(ids)):
+        transaction.on_commit(functools.partial(_publish, HOST_CHANNEL + str(host), ""), robust=True)
+
+
+def pages(*topics: str) -> None:
+    """After the commit: pages on these topics are out of date."""
+    for topic in dict.fromkeys(topics):
+        transaction.on_commit(functools.partial(_publish, PAGE_CHANNEL, json.dumps({"topic": topic})), robust=True)
+
+
+def cycle_begins() -> None:
+    """Called by a cycle before it reads: what is committed from now on needs a nudge of its own."""
+    _quietly(lambda: connection().delete(ENGINE_KEY))
+
+
+@functools.cache
+def connection() -> redis.Redis:
+    """This process's pool of Redis connections."""
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
+
+
+def _send_cycle() -> None:
+    def send() -> None:
+        if connection().set(ENGINE_KEY, "1", nx=True, px=ENGINE_KEY_LIFE_MS):
+            import_string(settings.GPUPOOL_TASK_QUEUE).send_task(
+                CYCLE_TASK, queue="engine", expires=30, retry=False, ignore_result=True
+            )
+
+    _quietly(send)
+
+
+def _publish(channel: str, message: str) -> None:
+    _quietly(lambda: connection().publish(channel, message))
+
+
+def _quietly(send: Callable[[], object]) -> None:
+    try:
+        send()
+    except (redis.RedisError, OperationalError) as error:
+        log.warning("a hint was dropped, the sweep will do its work: %s", error)

@@ -1,0 +1,297 @@
+"""Desired state against observed state, host by host. Level-triggered: each frame says all that is so, so a lost, doubled, late or
+reordered one changes nothing that the next does not put right."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+
+from agent.protocol import VERSION, Desired, Observed, RunSeen, RunWanted
+from scheduler import attempts, commands, inventory, leases, locks, nudge
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Command, Host, Run, Workload, WorkloadKind
+from scheduler.services.agents import renewed_credential
+from scheduler.services.hosts import record_host_change
+from scheduler.states import LeaseState, RunState, WorkloadState, change_state
+from scheduler.workspace_secret import workspace_secret
+
+MISSING_SECONDS = 10  # a run that its agent has not named for so long is not there
+KEPT_STEP = 200  # characters
+
+
+class AgentRefused(Exception):
+    """The server's clear no to an agent. ``retry`` says whether asking again later may help."""
+
+    def __init__(self, reason: str, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry = retry
+
+
+# -- observed ------------------------------------------------------------------------------------------------------------
+
+
+def observe(host: Host, observed: Observed, now: datetime) -> None:
+    """Take in what an agent reports of its host. Raises AgentRefused, after writing down who was turned away."""
+    with transaction.atomic():
+        fresh = locks.hosts([host.pk])[host.pk]
+        refusal = _refusal(fresh, observed, now)
+        if refusal is None:
+            _observe(fresh, observed, now)
+        else:
+            _note_refused(fresh, observed, refusal, now)
+    if refusal is not None:
+        raise refusal
+
+
+def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | None:
+    if observed.version != VERSION:
+        return AgentRefused(f"version: {observed.version}; allowed: {VERSION}")
+    if not host.credential_hash:
+        return AgentRefused("the credential of this host was revoked: join again with a new token")
+    if observed.instance != host.agent_instance:
+        return AgentRefused(f"another agent has joined as {host.name}: join again with a new token to replace it")
+    if observed.boot_id != host.boot_id and _still_heard(host, now):
+        return AgentRefused(
+            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True
+        )
+    problem = inventory.problem(host, observed.inventory)
+    return AgentRefused(problem, retry=True) if problem else None
+
+
+def _still_heard(host: Host, now: datetime) -> bool:
+    """Has the agent that was here before spoken within its lease? Then a new boot id is a second machine, not a reboot."""
+    if host.last_sync_at is None:
+        return False
+    return now - host.last_sync_at < timedelta(seconds=leases.rules().lease_seconds)
+
+
+def _note_refused(host: Host, observed: Observed, refusal: AgentRefused, now: datetime) -> None:
+    Host.objects.filter(pk=host.pk).update(
+        refused_agent={
+            "instance": observed.instance[:64],
+            "boot_id": observed.boot_id[:64],
+            "reason": refusal.reason,
+            "at": now.isoformat(),
+        }
+    )
+    nudge.pages(nudge.HOSTS)
+
+
+def _observe(host: Host, observed: Observed, now: datetime) -> None:
+    heard_before = host.last_sync_at
+    rebooted = observed.boot_id != host.boot_id
+    inventory.write(host, observed.inventory, now)
+    seen = {key: run for run in observed.runs if (key := _uuid(run.run)) is not None}
+    _take_in_runs(host, seen, heard_before, rebooted, now)
+    Host.objects.filter(pk=host.pk).update(
+        last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40]
+    )
+    _renew_lease(host, seen, now)
+
+
+def _take_in_runs(
+    host: Host, seen: dict[uuid.UUID, RunSeen], heard_before: datetime | None, rebooted: bool, now: datetime
+) -> None:
+    rows = Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
+    pairs = [(run, _told(seen, run)) for run in rows]
+    # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
+    workloads = locks.workloads(run.workload_id for run, told in pairs if _may_change(run, told))
+    for run, told in pairs:
+        if told is not None:
+            _take_in(run, told, heard_before, now)
+        elif run.workload_id in workloads:
+            _take_in_absence(run, rebooted, now)
+    for workload in workloads.values():
+        attempts.settle(workload, now)
+        _stop_when_saved(workload, now)
+
+
+def _told(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
+    told = seen.get(run.public_id)
+    return told if told is not None and told.generation == run.generation else None
+
+
+def _may_change(run: Run, told: RunSeen | None) -> bool:
+    """Could this change the workload, beyond what people only look at?"""
+    return told is None or told.state != run.state or _new_checkpoint(run, told) is not None
+
+
+def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: datetime) -> None:
+    _take_in_details(run, told, now)
+    if told.state == RunState.ENDED:
+        at = _moment(told.ended_at) or now
+        if heard_before is not None and run.state != RunState.PLACED:
+            at = max(at, heard_before)  # it was there at the last frame, whatever the host's clock says
+        attempts.end_run(run, outcome=_outcome(told), exit_code=told.exit_code, at=at, now=now)
+    elif told.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
+        attempts.advance_run(run, RunState(told.state), now)
+
+
+def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
+    """What people see of a run, and its checkpoints."""
+    facts: dict[str, Any] = {}
+    if told.step and told.step[:KEPT_STEP] != run.step:
+        facts["step"] = told.step[:KEPT_STEP]
+    if told.ready and run.ready_at is None:
+        facts["ready_at"] = now
+    if told.activity and told.activity != run.activity:
+        facts["activity"] = told.activity
+    if run.missing_since is not None:
+        facts["missing_since"] = None
+    checkpoint = _new_checkpoint(run, told)
+    if checkpoint is not None:
+        facts["checkpoint_at"] = min(checkpoint, now)
+        Workload.objects.filter(pk=run.workload_id).update(checkpoint_at=facts["checkpoint_at"])
+    if facts:
+        Run.objects.filter(pk=run.pk).update(**facts)
+        if facts.keys() & {"step", "ready_at", "checkpoint_at"}:
+            nudge.pages(nudge.workload_topic(run.workload.public_id))
+
+
+def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
+    checkpoint = _moment(told.checkpoint_at)
+    return checkpoint if checkpoint and (run.checkpoint_at is None or checkpoint > run.checkpoint_at) else None
+
+
+def _stop_when_saved(workload: Workload, now: datetime) -> None:
+    """One that was given notice has nothing to wait for once all its runs have acknowledged a checkpoint since."""
+    if workload.state != WorkloadState.NOTICE:
+        return
+    noticed = Command.objects.filter(run__workload=workload, run__attempt=workload.attempt, verb=Command.Verb.NOTICE)
+    since = noticed.order_by("created_at").values_list("created_at", flat=True).first()
+    saved = [run.checkpoint_at for run in commands.live_runs(workload)]
+    if since is not None and all(one is not None and one >= since for one in saved):
+        commands.stop(workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now)
+
+
+def _take_in_absence(run: Run, rebooted: bool, now: datetime) -> None:
+    """The agent does not name a run of its host. One that was only placed may be on its way to it."""
+    if run.state == RunState.PLACED and not run.commands.filter(verb=Command.Verb.STOP).exists():
+        return
+    waited = run.missing_since is not None and now - run.missing_since >= timedelta(seconds=MISSING_SECONDS)
+    if rebooted or waited:
+        outcome = Code.CANCELLED if run.state == RunState.PLACED else Code.HOST_LOST
+        attempts.end_run(run, outcome=outcome, exit_code=None, at=now, now=now)
+    elif run.missing_since is None:
+        Run.objects.filter(pk=run.pk).update(missing_since=now)
+
+
+def _renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
+    """A host that was silent is trusted again once nothing runs there that ended here meanwhile."""
+    old = LeaseState(host.lease_state)
+    if old == LeaseState.ALIVE:
+        return
+    if old == LeaseState.SILENT and _holds_what_ended(host, seen):
+        return
+    if change_state(host, "lease_state", old=old, new=LeaseState.ALIVE, silent_since=None):
+        record_host_change(host, "its agent speaks", now)
+
+
+def _holds_what_ended(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
+    there = [key for key, run in seen.items() if run.state != RunState.ENDED]
+    return Run.objects.filter(host=host, public_id__in=there, state=RunState.ENDED).exists()
+
+
+def _outcome(told: RunSeen) -> str:
+    known = {code.value for code in Code}
+    if told.outcome in known:
+        return told.outcome
+    return str(Code.FINISHED if told.exit_code == 0 else Code.FAILED)
+
+
+def _moment(stamp: float | None) -> datetime | None:
+    """An agent's time; None when it gave none or one that no calendar has."""
+    if stamp is None or not 0 < stamp < 253_402_300_000:
+        return None
+    return datetime.fromtimestamp(stamp, UTC)
+
+
+def _uuid(text: str) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+# -- silence -------------------------------------------------------------------------------------------------------------
+
+
+def lose_host(host: Host, now: datetime) -> None:
+    """Its lease, grace and margin are over: what it held has ended by the shims' own clocks. Inside a transaction, host locked."""
+    runs = list(Run.objects.filter(host=host).exclude(state=RunState.ENDED).order_by("pk"))
+    workloads = locks.workloads(run.workload_id for run in runs)
+    for run in runs:
+        attempts.end_run(run, outcome=Code.HOST_LOST, exit_code=None, at=now, now=now)
+    for workload in workloads.values():
+        attempts.settle(workload, now)
+
+
+# -- desired -------------------------------------------------------------------------------------------------------------
+
+STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STOP: 2}
+
+
+def desired(host: Host, now: datetime) -> Desired:
+    """Everything that should be so on this host: one entry per run with an open command, with the strongest of its verbs.
+
+    ``committed_sequence`` is left at 0 for the edge to fill from telemetry. Raises AgentRefused when the credential was revoked.
+    """
+    if not host.credential_hash:
+        raise AgentRefused("the credential of this host was revoked: join again with a new token")
+    strongest: dict[int, Command] = {}
+    rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
+    for command in rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool"):
+        best = strongest.get(command.run_id)
+        if best is None or STRENGTH[Command.Verb(command.verb)] > STRENGTH[Command.Verb(best.verb)]:
+            strongest[command.run_id] = command
+    uuids = _unit_uuids(strongest)
+    rules = leases.rules()
+    renewed = renewed_credential(host, now=now)
+    return Desired(
+        version=VERSION,
+        host=host.name,
+        lease_seconds=rules.lease_seconds,
+        runs=[_wanted(command, uuids[run]) for run, command in sorted(strongest.items())],
+        credential=renewed.text if renewed else "",
+        credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
+        poll_seconds=rules.poll_seconds,
+    )
+
+
+def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = defaultdict(list)
+    rows = Allocation.objects.filter(run__in=list(runs)).order_by("unit__gpu__index", "slots")
+    for run, unit in rows.values_list("run_id", "unit__uuid"):
+        found[run].append(unit)
+    return found
+
+
+def _wanted(command: Command, unit_uuids: list[str]) -> RunWanted:
+    run, workload = command.run, command.run.workload
+    is_notebook = workload.kind == WorkloadKind.NOTEBOOK
+    return RunWanted(
+        run=str(run.public_id),
+        workload=str(workload.public_id),
+        generation=run.generation,
+        verb=command.verb,
+        code=command.code,
+        stop_at=command.stop_at.timestamp() if command.stop_at else None,
+        grace_seconds=float(workload.pool.grace_seconds),
+        kind=workload.kind,
+        command=workload.command,
+        environment={str(name): str(value) for name, value in workload.environment.items()},
+        unit_uuids=unit_uuids,
+        owner=workload.owner.get_username(),
+        team=workload.project.team.slug,
+        secret=workspace_secret(run.public_id) if is_notebook else "",
+        attempt=run.attempt,
+        cpu_milli=workload.cpu_milli,
+        memory_mib=workload.memory_mib,
+        max_runtime_seconds=workload.max_runtime_seconds,
+    )

@@ -1,0 +1,126 @@
+"""Reads that several pages, the API and telemetry share. Nothing here changes a row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Exists, OuterRef, QuerySet
+
+from scheduler import snapshot
+from scheduler.core import model
+from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
+from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
+
+
+def units_in_use(pool: Pool) -> QuerySet[Unit]:
+    """The units a pool has, whether somebody holds them or not."""
+    return Unit.objects.filter(gpu__host__pool=pool, retired_at__isnull=True, gpu__retired_at__isnull=True)
+
+
+def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
+    """Units that could be given to somebody at this moment: well, in service, held by nobody and bound to no reservation."""
+    held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
+    bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
+    return units_in_use(pool).filter(
+        ~Exists(held),
+        ~Exists(bound),
+        gpu__repair_state=RepairState.WELL,
+        gpu__host__lease_state=LeaseState.ALIVE,
+        gpu__host__admin_state=AdminState.IN_SERVICE,
+        gpu__host__repair_state=RepairState.WELL,
+    )
+
+
+def open_allocations(pool: Pool | None = None) -> QuerySet[Allocation]:
+    """What is held now, with the workload, its team and owner, and the unit's GPU and host."""
+    found = Allocation.objects.filter(period__upper_inf=True)
+    if pool is not None:
+        found = found.filter(unit__gpu__host__pool=pool)
+    return found.select_related("workload", "project__team", "workload__owner", "unit__gpu__host").order_by("unit_id")
+
+
+def waiting(pool: Pool) -> QuerySet[Workload]:
+    """The queue in the order the engine last judged it: position, then submission."""
+    found = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
+    return found.select_related("project__team", "owner").order_by("position", "submitted_at", "pk")
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """One model of one pool, in slots (840 is one GPU). ``closed`` are those nobody may be given: sick, cordoned, silent."""
+
+    model: str
+    total: int
+    held: int
+    bound_unused: int
+    closed: int
+
+    @property
+    def free(self) -> int:
+        return self.total - self.held - self.bound_unused - self.closed
+
+
+def occupancy(pool: Pool, now: datetime) -> list[Occupancy]:
+    """What a pool's GPUs do at this moment, by model. Held comes before bound, bound before closed: each slot counts once."""
+    taken = snapshot.take([pool.pk], now)
+    held = {unit for running in taken.running for unit in running.units}
+    bound = {unit for reservation in taken.reservations for unit in reservation.units}
+    open_hosts = {host.id for host in taken.hosts if host.accepts}
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for unit in taken.units:
+        row = sums[unit.model]
+        row[0] += unit.slots
+        if unit.id in held:
+            row[1] += unit.slots
+        elif unit.id in bound:
+            row[2] += unit.slots
+        elif not unit.well or unit.host not in open_hosts:
+            row[3] += unit.slots
+    return [Occupancy(name, *sums[name]) for name in sorted(sums)]
+
+
+def held_by_team(taken: model.Snapshot, pool: int) -> dict[tuple[int, str], int]:
+    """Slots held per team and GPU model in one pool; a reservation's bound units count as its team's, used or not."""
+    units = {unit.id: unit for unit in taken.units}
+    sums: dict[tuple[int, str], int] = defaultdict(int)
+    inside = {reservation.id for reservation in taken.reservations if reservation.units}
+    for running in taken.running:
+        if running.pool == pool and running.reservation not in inside:
+            for unit in running.units:
+                sums[running.team, units[unit].model] += units[unit].slots
+    for reservation in taken.reservations:
+        for unit in reservation.units if reservation.pool == pool else ():
+            if unit in units:
+                sums[reservation.team, units[unit].model] += units[unit].slots
+    return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """A team's claim on one model and what it holds of it, in slots. ``borrow_limit`` None is no limit."""
+
+    model: str
+    guaranteed: int
+    held: int
+    borrow_limit: int | None
+
+    @property
+    def borrowed(self) -> int:
+        return max(0, self.held - self.guaranteed)
+
+
+def quota_effect(taken: model.Snapshot, *, team: int, pool: int) -> list[QuotaUse]:
+    """What a team is guaranteed and holds in a pool, by model: what a new workload comes on top of."""
+    held = held_by_team(taken, pool)
+    mine = [quota for quota in taken.quotas if quota.team == team and quota.pool == pool]
+    return [
+        QuotaUse(q.model, q.guaranteed, held.get((team, q.model), 0), q.borrow_limit)
+        for q in sorted(mine, key=lambda q: q.model)
+    ]
+
+
+def hosts_by_pool() -> QuerySet[Host]:
+    """Every host with its pool, by pool and name."""
+    return Host.objects.select_related("pool").order_by("pool__name", "name")

@@ -1,0 +1,81 @@
+"""The verbs that change what the scheduler knows. They trust their caller: permission and audit are portal's.
+
+Each is one transaction with its own locks (``scheduler.locks``), takes ``now``, and nudges the engine after the commit. A verb that
+answers a bool says whether it changed anything; what the world does not allow raises Refused with numbers.
+"""
+
+from scheduler.services.agents import (
+    Credential,
+    issue_join_token,
+    redeem_join_token,
+    renewed_credential,
+    revoke_credential,
+    verify_credential,
+)
+from scheduler.services.gates import close_budget_gate, open_budget_gate
+from scheduler.services.hosts import (
+    add_host,
+    cancel_maintenance,
+    cordon_host,
+    drain_host,
+    quarantine_gpu,
+    quarantine_host,
+    return_gpu,
+    return_host,
+    set_maintenance,
+)
+from scheduler.services.previews import preview_workload
+from scheduler.services.quotas import change_quota, guarantee_room
+from scheduler.services.refused import Refused
+from scheduler.services.reservations import (
+    cancel_reservation,
+    change_reservation,
+    check_window,
+    confirm_reservation,
+    evicted_by_reservation,
+    shorten_reservation,
+)
+from scheduler.services.workloads import (
+    cancel_workload,
+    extend_workload,
+    keep_workload,
+    queue_workload,
+    request_stop,
+    warn_idle,
+)
+
+__all__ = [
+    "Credential",
+    "Refused",
+    "add_host",
+    "cancel_maintenance",
+    "cancel_reservation",
+    "cancel_workload",
+    "change_quota",
+    "change_reservation",
+    "check_window",
+    "close_budget_gate",
+    "confirm_reservation",
+    "cordon_host",
+    "drain_host",
+    "evicted_by_reservation",
+    "extend_workload",
+    "guarantee_room",
+    "issue_join_token",
+    "keep_workload",
+    "open_budget_gate",
+    "preview_workload",
+    "quarantine_gpu",
+    "quarantine_host",
+    "queue_workload",
+    "redeem_join_token",
+    "renewed_credential",
+    "request_stop",
+    "return_gpu",
+    "return_host",
+    "revoke_credential",
+    "set_maintenance",
+    "shorten_reservation",
+    "verify_credential",
+    "warn_idle",
+]

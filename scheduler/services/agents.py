@@ -1,0 +1,135 @@
+"""How an agent proves which host it speaks for: a join token once, then a credential that is renewed.
+
+Only hashes are kept. A renewed credential is derived from the present one's hash and the site's secret, so that renewing
+twice gives the same text and a lost frame costs nothing; it takes over when the agent first uses it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+
+from scheduler import locks, nudge
+from scheduler.models import Host, JoinToken
+from scheduler.services.refused import Refused
+
+TOKEN_LIFE = timedelta(minutes=15)
+CREDENTIAL_LIFE = timedelta(hours=24)
+RENEWED_AFTER = CREDENTIAL_LIFE * 2 / 3
+PREFIX = "gpa"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    text: str
+    expires_at: datetime
+
+
+@transaction.atomic
+def issue_join_token(host: Host, *, now: datetime) -> str:
+    """A token with which one agent joins as this host, once, within 15 minutes. Shown once; those not used yet stop working."""
+    JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
+    text = secrets.token_urlsafe(32)
+    JoinToken.objects.create(host=host, token_hash=_hash(text), created_at=now, expires_at=now + TOKEN_LIFE)
+    return text
+
+
+@transaction.atomic
+def redeem_join_token(
+    *, token: str, host_name: str, instance: str, boot_id: str, now: datetime
+) -> tuple[Host, Credential]:
+    """The host's agent from now on is ``instance``; whoever was it before is turned away.
+
+    Raises Refused ``join_token_unknown``, ``join_token_spent``, ``join_token_expired`` or ``join_token_of_another_host``.
+    """
+    row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
+    if row is None:
+        raise Refused("join_token_unknown")
+    if row.host.name != host_name:
+        raise Refused("join_token_of_another_host", (("host", host_name),))
+    if row.expires_at <= now:
+        raise Refused("join_token_expired", (("expired_at", row.expires_at.isoformat()),))
+    if not JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now):
+        raise Refused("join_token_spent")
+    host = locks.hosts([row.host_id])[row.host_id]
+    credential = Credential(_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_LIFE)
+    host.agent_instance, host.boot_id, host.refused_agent = instance, boot_id, None
+    host.credential_hash, host.credential_expires_at = _hash(credential.text), credential.expires_at
+    host.save(update_fields=["agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at"])
+    nudge.pages(nudge.HOSTS)
+    return host, credential
+
+
+def verify_credential(text: str, *, now: datetime) -> int | None:
+    """The host's id when this is its credential or the next one, which then takes over.
+
+    None when it is neither, has expired or was revoked.
+    """
+    host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
+    if (
+        host is None
+        or not host.credential_hash
+        or host.credential_expires_at is None
+        or host.credential_expires_at <= now
+    ):
+        return None
+    if hmac.compare_digest(_hash(text), host.credential_hash):
+        return int(host.pk)
+    if hmac.compare_digest(text.encode(), _next_text(host).encode()):
+        same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
+        same.update(credential_hash=_hash(text), credential_expires_at=now + CREDENTIAL_LIFE)
+        return int(host.pk)
+    return None
+
+
+def renewed_credential(host: Host, *, now: datetime) -> Credential | None:
+    """The next credential when two thirds of this one's life are over, else None. Asking again gives the same one."""
+    expires = host.credential_expires_at
+    if not host.credential_hash or expires is None or now < expires - CREDENTIAL_LIFE + RENEWED_AFTER:
+        return None
+    return Credential(_next_text(host), now + CREDENTIAL_LIFE)
+
+
+@transaction.atomic
+def revoke_credential(host: Host, *, now: datetime) -> bool:
+    """Its agent is turned away at once, also on the connection that is open, and may join again with a new token.
+
+    False when it had no credential.
+    """
+    JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
+    revoked = (
+        Host.objects.filter(pk=host.pk)
+        .exclude(credential_hash="")
+        .update(credential_hash="", credential_expires_at=None)
+    )
+    host.credential_hash, host.credential_expires_at = "", None
+    nudge.hosts([host.pk])
+    nudge.pages(nudge.HOSTS)
+    return bool(revoked)
+
+
+def _next_text(host: Host) -> str:
+    said = f"next credential of host {host.pk} after {host.credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    return _text(host.pk, base64.urlsafe_b64encode(mac).decode().rstrip("="))
+
+
+def _text(host_id: int, secret: str) -> str:
+    return f"{PREFIX}.{host_id}.{secret}"
+
+
+def _host_id(text: str) -> int:
+    parts = text.split(".")
+    known = len(parts) == 3 and parts[0] == PREFIX and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 19
+    return int(parts[1]) if known else 0
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

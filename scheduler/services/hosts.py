@@ -1,0 +1,182 @@
+"""Hosts and GPUs: made known, taken out and given back. Each change of a state leaves a row with its time and reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from django.db import transaction
+
+from scheduler import commands, locks, nudge
+from scheduler.core.reasons import Code
+from scheduler.models import (
+    Gpu,
+    GpuStateChange,
+    Host,
+    HostStateChange,
+    MaintenanceWindow,
+    Pool,
+    Run,
+    Workload,
+)
+from scheduler.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
+
+
+@transaction.atomic
+def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] | None = None) -> Host:
+    """A host that is known, and joins when its agent speaks. Raises IntegrityError when the name is taken."""
+    host = Host.objects.create(pool=pool, name=name, labels=dict(labels or {}), created_at=now)
+    record_host_change(host, "added", now)
+    return host
+
+
+def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
+    """Nothing new is placed on it; what runs goes on. False when it can't become cordoned from what it is."""
+    return _change_admin(host, AdminState.CORDONED, reason, now)
+
+
+@transaction.atomic
+def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
+    """Nothing new is placed on it; preemptible work gets its notice and goes elsewhere, the rest runs to its end."""
+    if not _change_admin(host, AdminState.DRAINING, reason, now):
+        return False
+    move_work_off(host, now=now, also_unpreemptible=False)
+    return True
+
+
+@transaction.atomic
+def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
+    """Back in service and well: whoever calls this has looked at it. False when it was both already."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    was_closed = _change(fresh, "admin_state", AdminState.IN_SERVICE, reason, now)
+    was_ill = _change(fresh, "repair_state", RepairState.WELL, reason, now)
+    _copy(fresh, host)
+    return was_closed or was_ill
+
+
+@transaction.atomic
+def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, now: datetime) -> MaintenanceWindow:
+    """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start."""
+    window = MaintenanceWindow.objects.create(host=host, start=start, end=end, reason=reason, created_at=now)
+    nudge.engine()
+    nudge.pages(nudge.HOSTS, nudge.CALENDAR)
+    return window
+
+
+@transaction.atomic
+def cancel_maintenance(window: MaintenanceWindow) -> bool:
+    """Take an announced window back. False when it was gone already."""
+    removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
+    nudge.engine()
+    nudge.pages(nudge.HOSTS, nudge.CALENDAR)
+    return bool(removed)
+
+
+def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
+    """The window has begun. Called by the clock."""
+    return _change_admin(host, AdminState.MAINTENANCE, reason, now)
+
+
+@transaction.atomic
+def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
+    """Out for a fault until somebody returns it; preemptible work gets its notice. False when it was out already."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    changed = _change(fresh, "repair_state", RepairState.QUARANTINED, reason, now)
+    if changed:
+        move_work_off(fresh, now=now, also_unpreemptible=False)
+    _copy(fresh, host)
+    return changed
+
+
+@transaction.atomic
+def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
+    """A GPU that is not to be trusted: its work is stopped and goes elsewhere, nothing new is placed on it until it is returned.
+
+    False when it was out already.
+    """
+    locks.hosts([gpu.host_id])
+    fresh = Gpu.objects.get(pk=gpu.pk)
+    if not _change_gpu(fresh, RepairState.QUARANTINED, reason, now):
+        return False
+    holders = Workload.objects.filter(allocations__unit__gpu=fresh, allocations__period__upper_inf=True)
+    for workload in locks.workloads(holders.values_list("pk", flat=True)).values():
+        commands.stop(workload, code=Code.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
+    gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
+    return True
+
+
+@transaction.atomic
+def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
+    """Well again. False when it was."""
+    locks.hosts([gpu.host_id])
+    fresh = Gpu.objects.get(pk=gpu.pk)
+    changed = _change_gpu(fresh, RepairState.WELL, reason, now)
+    gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
+    return changed
+
+
+def move_work_off(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
+    """Jobs on it get a notice (those that had not begun are stopped) and are queued again. Inside a transaction, host locked."""
+    pool = host.pool
+    here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
+    live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE)
+    if not also_unpreemptible:
+        live = live.filter(preemptible=True)
+    for workload in locks.workloads(live.values_list("pk", flat=True)).values():
+        if workload.state == WorkloadState.RUNNING:
+            stop_at = now + timedelta(seconds=pool.notice_seconds)
+            commands.give_notice(
+                workload, code=Code.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
+            )
+        else:
+            commands.stop(workload, code=Code.DRAINED, grace_seconds=pool.grace_seconds, now=now)
+
+
+def record_host_change(host: Host, reason: str, now: datetime) -> None:
+    """Keep what a host's three states are from now on, and wake whoever looks at hosts."""
+    HostStateChange.objects.create(
+        host=host,
+        lease_state=host.lease_state,
+        admin_state=host.admin_state,
+        repair_state=host.repair_state,
+        reason=reason,
+        at=now,
+    )
+    nudge.engine()
+    nudge.pages(nudge.HOSTS)
+
+
+@transaction.atomic
+def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bool:
+    fresh = locks.hosts([host.pk])[host.pk]
+    changed = _change(fresh, "admin_state", new, reason, now)
+    _copy(fresh, host)
+    return changed
+
+
+def _change(host: Host, field: str, new: StrEnum, reason: str, now: datetime) -> bool:
+    old = type(new)(getattr(host, field))
+    if str(new) not in TRANSITIONS[type(new)][str(old)]:
+        return False
+    if not change_state(host, field, old=old, new=new, state_reason=reason):
+        return False
+    record_host_change(host, reason, now)
+    return True
+
+
+def _change_gpu(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
+    old = RepairState(gpu.repair_state)
+    if str(new) not in TRANSITIONS[RepairState][str(old)]:
+        return False
+    if not change_state(gpu, "repair_state", old=old, new=new, state_reason=reason):
+        return False
+    GpuStateChange.objects.create(gpu=gpu, repair_state=new, reason=reason, at=now)
+    nudge.engine()
+    nudge.pages(nudge.HOSTS)
+    return True
+
+
+def _copy(fresh: Host, given: Host) -> None:
+    for name in ("admin_state", "repair_state", "lease_state", "state_reason"):
+        setattr(given, name, getattr(fresh, name))

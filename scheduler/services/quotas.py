@@ -1,0 +1,55 @@
+"""Guarantees. Their sum per pool and model never exceeds what the pool has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import Sum
+
+from scheduler import locks, nudge
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Gpu, Pool, Quota, Team
+
+
+@dataclass(frozen=True, slots=True)
+class GuaranteeRoom:
+    """In slots: what a pool has of a model, and what teams other than the one asked for are guaranteed of it."""
+
+    capacity: int
+    others: int
+
+    @property
+    def most(self) -> int:
+        """The highest guarantee the team can have."""
+        return max(0, self.capacity - self.others)
+
+
+def guarantee_room(*, pool: Pool, model: str, team: Team) -> GuaranteeRoom:
+    """What is left to guarantee to ``team``. GPUs in repair count: they are expected back."""
+    capacity = Gpu.objects.filter(host__pool=pool, model=model, retired_at__isnull=True).count() * SLOTS_PER_GPU
+    others = (
+        Quota.objects.filter(pool=pool, model=model).exclude(team=team).aggregate(sum=Sum("guaranteed_slots"))["sum"]
+    )
+    return GuaranteeRoom(capacity=capacity, others=others or 0)
+
+
+@transaction.atomic
+def change_quota(
+    *, team: Team, pool: Pool, model: str, guaranteed_slots: int, borrow_limit_slots: int | None, now: datetime
+) -> bool:
+    """Set a team's claim on one model of one pool, from the next cycle on. False, and nothing changed, when all guarantees
+    together would exceed the pool (``guarantee_room`` has the numbers)."""
+    locks.pools([pool.pk])
+    if guaranteed_slots > guarantee_room(pool=pool, model=model, team=team).most:
+        return False
+    Quota.objects.update_or_create(
+        team=team,
+        pool=pool,
+        model=model,
+        defaults={"guaranteed_slots": guaranteed_slots, "borrow_limit_slots": borrow_limit_slots, "updated_at": now},
+    )
+    nudge.engine()
+    nudge.pages(nudge.QUEUE)
+    return True

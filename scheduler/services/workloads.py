@@ -1,0 +1,186 @@
+"""Births and stops of notebooks and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from django.contrib.auth.base_user import AbstractBaseUser as Person
+from django.db import transaction
+
+from scheduler import commands, locks, nudge
+from scheduler.core.model import WHOLE, Priority
+from scheduler.core.reasons import Code
+from scheduler.models import Pool, Project, Reservation, Workload
+from scheduler.prediction import predict_seconds
+from scheduler.states import WorkloadState, change_state
+
+CHANGEABLE = (
+    WorkloadState.QUEUED,
+    WorkloadState.PLACED,
+    WorkloadState.STARTING,
+    WorkloadState.RUNNING,
+)
+
+
+@transaction.atomic
+def queue_workload(
+    *,
+    kind: str,
+    type: str,
+    name: str,
+    pool: Pool,
+    project: Project,
+    owner: Person,
+    units: int,
+    max_runtime_seconds: int,
+    now: datetime,
+    hosts: int = 1,
+    models_wanted: Sequence[str] = (),
+    profile: str = WHOLE,
+    min_memory_mib: int = 0,
+    min_compute_capability: int = 0,
+    nvlink: bool = False,
+    labels_required: Mapping[str, str] | None = None,
+    cpu_milli: int = 0,
+    memory_mib: int = 0,
+    command: str = "",
+    environment: Mapping[str, str] | None = None,
+    priority: int = Priority.NORMAL,
+    preemptible: bool = False,
+    most_retries: int = 0,
+    reservation: Reservation | None = None,
+) -> Workload:
+    """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once."""
+    workload = Workload.objects.create(
+        kind=kind,
+        type=type,
+        name=name,
+        pool=pool,
+        project=project,
+        owner=owner,
+        reservation=reservation,
+        command=command,
+        environment=dict(environment or {}),
+        priority=int(priority),
+        preemptible=preemptible,
+        max_runtime_seconds=max_runtime_seconds,
+        predicted_seconds=predict_seconds(
+            pool=pool,
+            team=project.team,
+            owner_id=owner.pk,
+            total_units=units * hosts,
+            max_runtime_seconds=max_runtime_seconds,
+        ),
+        most_retries=most_retries,
+        submitted_at=now,
+        queued_at=now,
+        units=units,
+        hosts=hosts,
+        models_wanted=list(models_wanted),
+        profile=profile,
+        min_memory_mib=min_memory_mib,
+        min_compute_capability=min_compute_capability,
+        nvlink=nvlink,
+        labels_required=dict(labels_required or {}),
+        cpu_milli=cpu_milli,
+        memory_mib=memory_mib,
+    )
+    nudge.engine()
+    nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
+    return workload
+
+
+def cancel_workload(workload: Workload, *, now: datetime) -> bool:
+    """Take it out of the queue, or stop it. False when it is stopping for good already or has ended."""
+    return request_stop(workload, code=Code.CANCELLED, now=now)
+
+
+@transaction.atomic
+def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
+    """Make it end with ``code``: at once where it waits, by a stop command where it holds units.
+
+    One that is being evicted or drained, and would come back, ends with ``code`` instead. False when there is nothing to stop.
+    """
+    fresh = locks.workloads([workload.pk])[workload.pk]
+    if fresh.state == WorkloadState.QUEUED:
+        done = end_queued(fresh, code=code, now=now)
+    elif fresh.state == WorkloadState.STOPPING:
+        done = _ends_for_good(fresh, code)
+    else:
+        done = commands.stop(fresh, code=code, grace_seconds=_grace(fresh), now=now)
+        done = done and (fresh.stop_requested == code or _ends_for_good(fresh, code))
+    _bring_up_to_date(workload, fresh)
+    return done
+
+
+def end_queued(workload: Workload, *, code: str, now: datetime) -> bool:
+    """A workload that waits ends without having run (again). Inside a transaction."""
+    if not change_state(workload, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(code),
+                        earmarked_units=[], position=None, expected_start=None):  # fmt: skip
+        return False
+    nudge.engine()
+    nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
+    return True
+
+
+COMES_BACK = (
+    Code.EVICTED_FOR_GUARANTEE,
+    Code.EVICTED_FOR_PRIORITY,
+    Code.EVICTED_FOR_RESERVATION,
+    Code.DRAINED,
+)
+
+
+def _ends_for_good(workload: Workload, code: str) -> bool:
+    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=COMES_BACK).update(stop_requested=str(code))
+    if changed:
+        workload.stop_requested = str(code)
+    return bool(changed)
+
+
+@transaction.atomic
+def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
+    """Let it run ``seconds`` longer. False when it is ending or has ended."""
+    fresh = locks.workloads([workload.pk])[workload.pk]
+    if fresh.state not in CHANGEABLE or fresh.stop_requested:
+        return False
+    fresh.max_runtime_seconds += seconds
+    fresh.save(update_fields=["max_runtime_seconds"])
+    _bring_up_to_date(workload, fresh)
+    nudge.engine()
+    nudge.hosts(run.host_id for run in commands.live_runs(fresh))
+    nudge.pages(nudge.workload_topic(workload.public_id))
+    return True
+
+
+@transaction.atomic
+def keep_workload(workload: Workload, *, until: datetime) -> bool:
+    """Don't stop it for idleness before ``until``; a warning that was given is taken back. False when it is ending or has ended."""
+    alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE, stop_requested="")
+    changed = alive.update(keep_until=until, idle_warned_at=None)
+    nudge.pages(nudge.workload_topic(workload.public_id))
+    return bool(changed)
+
+
+@transaction.atomic
+def warn_idle(workload: Workload, *, at: datetime | None) -> bool:
+    """Write down that its owner was warned of idleness at ``at``; None takes the warning back. False when nothing changed."""
+    running = Workload.objects.filter(pk=workload.pk, state=WorkloadState.RUNNING)
+    changed = running.filter(idle_warned_at__isnull=at is not None).update(idle_warned_at=at)
+    nudge.pages(nudge.workload_topic(workload.public_id))
+    return bool(changed)
+
+
+def running_until(workload: Workload, started: datetime) -> datetime:
+    """When an attempt that began at ``started`` reaches its limit."""
+    return started + timedelta(seconds=workload.max_runtime_seconds)
+
+
+def _grace(workload: Workload) -> int:
+    return Pool.objects.values_list("grace_seconds", flat=True).get(pk=workload.pool_id)
+
+
+def _bring_up_to_date(given: Workload, fresh: Workload) -> None:
+    for name in ("state", "stop_requested", "outcome", "ended_at", "gone_by", "max_runtime_seconds"):
+        setattr(given, name, getattr(fresh, name))

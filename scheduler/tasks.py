@@ -1,0 +1,37 @@
+"""The engine's ticks. Idempotent, short, over rows; they read the clock and pass it down."""
+
+from __future__ import annotations
+
+from celery import shared_task
+from django.utils import timezone
+
+from scheduler import clock, engine
+
+
+@shared_task
+def run_cycle() -> None:
+    """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
+    engine.cycle(engine.holder(), timezone.now())
+
+
+@shared_task
+def sweep() -> None:
+    """The safety net: the same work, whether or not any nudge arrived."""
+    now = timezone.now()
+    clock.stop_after_notice(now)
+    clock.stop_at_time_limits(now)
+    engine.cycle(engine.holder(), timezone.now())
+
+
+@shared_task
+def watch_hosts() -> None:
+    """Leases of hosts, and maintenance windows."""
+    now = timezone.now()
+    clock.watch_hosts(now)
+    clock.maintenance_clock(now)
+
+
+@shared_task
+def reservation_clock() -> None:
+    """Reservations that begin, end or are not used."""
+    clock.reservation_clock(timezone.now())

@@ -1,0 +1,109 @@
+"""An agent without processes: the frames of a real one, driven by the test. It keeps the real one's rules about generations.
+
+``FakeAgent`` speaks to ``scheduler.agent_api`` directly; what crosses the wire is encoded and decoded as it would be there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field, replace
+
+from agent import protocol
+from agent.protocol import Desired, GpuSeen, Inventory, Observed, RunSeen, RunWanted, UnitSeen
+from scheduler import agent_api
+from scheduler.models import Gpu, Host, Unit
+
+
+def inventory_of(host: Host) -> Inventory:
+    """What an agent would report so that the host's rows stay as they are."""
+    gpus = []
+    for gpu in Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"):
+        units = [
+            UnitSeen(u.uuid, u.profile, u.slots.lower - gpu.first_slot, u.slots.upper - u.slots.lower, u.memory_mib)
+            for u in Unit.objects.filter(gpu=gpu, retired_at__isnull=True).order_by("slots")
+        ]
+        gpus.append(
+            GpuSeen(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                model=gpu.model,
+                memory_mib=gpu.memory_mib,
+                compute_capability=gpu.compute_capability,
+                nvlink_group=gpu.nvlink_group,
+                units=units,
+            )
+        )
+    return Inventory(gpus, host.cpu_milli, host.memory_mib, "plain", simulated=True)
+
+
+@dataclass
+class FakeAgent:
+    """One host's agent. ``runs`` is what it would report; a test ends a run with ``end``."""
+
+    host: Host
+    inventory: Inventory
+    boot_id: str
+    instance: str
+    runs: dict[str, RunSeen] = field(default_factory=dict)
+    wanted: dict[str, RunWanted] = field(default_factory=dict)
+    sequence: int = 0
+    highest_generation: int = 0
+    last_desired: Desired | None = None
+
+    @classmethod
+    def of(cls, host: Host) -> FakeAgent:
+        """An agent that has joined as this host; the host's credential is made valid."""
+        Host.objects.filter(pk=host.pk).update(credential_hash="joined by the test")
+        return cls(host, inventory_of(host), host.boot_id, host.agent_instance)
+
+    def observed(self) -> Observed:
+        self.sequence += 1
+        return Observed(
+            protocol.VERSION, "test", self.boot_id, self.instance, self.sequence, self.inventory, list(self.runs.values())
+        )
+
+    def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
+        """Send a frame (by default what is so) and take in the answer."""
+        text = protocol.encode(frame or self.observed())
+        answer = agent_api.sync(self.host.pk, protocol.decode(text, protocol.FRAMES_UP), now)
+        desired: Desired = protocol.decode(protocol.encode(answer), protocol.FRAMES_DOWN)
+        self.take_in(desired, now)
+        return desired
+
+    def take_in(self, desired: Desired, now: dt.datetime) -> None:
+        """Start, stop and forget as told."""
+        self.last_desired = desired
+        self.wanted = {wanted.run: wanted for wanted in desired.runs}
+        for wanted in sorted(desired.runs, key=lambda w: w.generation):
+            known = self.runs.get(wanted.run)
+            if known is None and wanted.verb == "stop":
+                self.runs[wanted.run] = RunSeen(
+                    wanted.run, wanted.generation, "ended", outcome="cancelled", ended_at=now.timestamp()
+                )
+            elif known is None and wanted.generation > self.highest_generation:
+                self.highest_generation = wanted.generation
+                self.runs[wanted.run] = RunSeen(wanted.run, wanted.generation, "running", started_at=now.timestamp())
+            elif known is not None and wanted.verb == "stop" and known.state != "ended":
+                self.end(wanted.run, now, outcome=self._outcome_of_stop(wanted, known))
+        for run in [run for run, seen in self.runs.items() if run not in self.wanted and seen.state == "ended"]:
+            del self.runs[run]
+        for run in [run for run in self.runs if run not in self.wanted]:
+            self.end(run, now, outcome="cancelled")
+
+    def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
+        return "checkpointed" if seen.checkpoint_at is not None else "killed_at_grace"
+
+    def end(self, run: str, now: dt.datetime, outcome: str = "finished", exit_code: int | None = None) -> None:
+        """The run's processes are gone."""
+        code = exit_code if exit_code is not None else (0 if outcome == "finished" else 1)
+        self.runs[run] = replace(
+            self.runs[run], state="ended", outcome=outcome, exit_code=code, ended_at=now.timestamp()
+        )
+
+    def checkpoint(self, run: str, now: dt.datetime) -> None:
+        """The workload acknowledges a checkpoint."""
+        self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp())
+
+    @property
+    def running(self) -> list[str]:
+        return [run for run, seen in self.runs.items() if seen.state == "running"]

@@ -1,0 +1,150 @@
+"""A job from the queue to its end through the real planner, apply and agent frames on PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from scheduler import clock, engine, services
+from scheduler.core.model import Priority
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Command, Decision, Run, Workload
+from tests.fakes import FakeAgent
+from tests.world import H100, TeamOfWorld, World
+
+SECOND = dt.timedelta(seconds=1)
+
+
+def job(world: World, team: TeamOfWorld, units: int, now: dt.datetime, **also: object) -> Workload:
+    """A job queued by the team's member in the shared pool, on H100s."""
+    given: dict[str, object] = {
+        "kind": "job",
+        "type": "training",
+        "name": f"{team.team.slug} x {units}",
+        "pool": world.shared,
+        "project": team.project,
+        "owner": team.member,
+        "units": units,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600 * 8,
+        "preemptible": True,
+        "command": "train",
+        **also,
+    }
+    return services.queue_workload(now=now, **given)  # type: ignore[arg-type]
+
+
+def test_a_job_is_placed_started_and_ended(world: World) -> None:
+    now = world.now
+    agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
+    workload = job(world, world.vision, 4, now)
+
+    applied = engine.cycle("test", now)
+    assert applied is not None and not applied.rejected
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code) == ("placed", Code.FREE_WITHIN_GUARANTEE)
+    run = Run.objects.get()
+    agent = next(a for a in agents.values() if a.host.pk == run.host_id)
+
+    desired = agent.sync(now + SECOND)
+    assert [(w.verb, w.generation, len(w.unit_uuids)) for w in desired.runs] == [("start", run.generation, 4)]
+    agent.sync(now + 2 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "running" and workload.started_at == now + 2 * SECOND
+
+    agent.end(str(run.public_id), now + 100 * SECOND)
+    assert agent.sync(now + 101 * SECOND).runs == []
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome, workload.ended_at) == ("ended", "finished", now + 100 * SECOND)
+    held = Allocation.objects.filter(workload=workload)
+    assert {(a.period.lower, a.period.upper, a.end_code) for a in held} == {(now, now + 100 * SECOND, "finished")}
+    assert not Command.objects.filter(done_at__isnull=True).exists()
+    assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
+
+
+def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World) -> None:
+    now = world.now
+    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+
+    def sync(at: dt.datetime) -> None:
+        for agent in agents:
+            agent.sync(at)
+
+    borrower = job(world, world.robotics, 8, now)
+    owner_of_rest = job(world, world.language, 8, now)
+    engine.cycle("test", now)
+    for step in (1, 2):
+        sync(now + step * SECOND)
+    assert Workload.objects.filter(state="running").count() == 2
+
+    later = now + dt.timedelta(seconds=1000)
+    claimant = job(world, world.vision, 8, later, priority=Priority.NORMAL, preemptible=False)
+    engine.cycle("test", later)
+    victims = Workload.objects.filter(state="notice")
+    assert [v.stop_requested for v in victims] == [Code.EVICTED_FOR_GUARANTEE]
+    victim = victims.get()
+    assert victim in (borrower, owner_of_rest) and victim.evicted_for_workload == claimant
+    claimant.refresh_from_db()
+    assert claimant.state == "queued" and claimant.reason_code == Code.WAITS_FOR_EVICTION
+    assert len(claimant.earmarked_units) == 8
+
+    sync(later + SECOND)
+    for agent in agents:
+        for run, wanted in agent.wanted.items():
+            if wanted.verb == "notice":
+                agent.checkpoint(run, later + 5 * SECOND)
+    sync(later + 6 * SECOND)  # the checkpoint is acknowledged: nothing to wait for
+    victim.refresh_from_db()
+    assert victim.state == "stopping" and victim.checkpoint_at == later + 5 * SECOND
+    sync(later + 7 * SECOND)
+    sync(later + 8 * SECOND)
+    victim.refresh_from_db()
+    assert (victim.state, victim.evicted_by, victim.submitted_at) == ("queued", claimant, now)
+    assert victim.runs.get().outcome == Code.CHECKPOINTED
+
+    engine.cycle("test", later + 9 * SECOND)
+    claimant.refresh_from_db()
+    assert claimant.state == "placed" and claimant.earmarked_units == []
+    victim.refresh_from_db()
+    assert victim.state == "queued" and victim.reason_code not in ("", Code.EVICTED_FOR_GUARANTEE)
+    for step in (10, 11):
+        sync(later + step * SECOND)
+
+    for agent in agents:
+        for run in agent.running:
+            if Run.objects.get(public_id=run).workload == claimant:
+                agent.end(run, later + 20 * SECOND)
+    sync(later + 21 * SECOND)
+    engine.cycle("test", later + 22 * SECOND)
+    for step in (23, 24):
+        sync(later + step * SECOND)
+    victim.refresh_from_db()
+    assert (victim.state, victim.attempt) == ("running", 2)
+    kinds = list(Decision.objects.filter(workload=victim).order_by("pk").values_list("kind", flat=True))
+    assert kinds[0] == "placed" and kinds[1] == "evicted" and kinds[-1] == "placed"
+
+
+def test_a_notice_that_is_over_becomes_a_stop(world: World) -> None:
+    now = world.now
+    agent = FakeAgent.of(world.hosts["alpha"])
+    workload = job(world, world.vision, 8, now)
+    engine.cycle("test", now)
+    run = Run.objects.get()
+    agent = FakeAgent.of(run.host)
+    agent.sync(now + SECOND)
+    agent.sync(now + 2 * SECOND)
+    services.drain_host(run.host, reason="fan", now=now + 3 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "notice"
+    clock.stop_after_notice(now + 20 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "notice"
+    clock.stop_after_notice(now + 34 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "stopping"
+    agent.sync(now + 35 * SECOND)
+    agent.sync(now + 36 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.failures) == ("queued", Code.DRAINED, 0)
+    engine.cycle("test", now + 37 * SECOND)
+    again = Run.objects.get(workload=workload, attempt=2)
+    assert again.host != run.host and again.generation > run.generation
