@@ -114,7 +114,7 @@ def _decide(session: WorkspaceSession, run: Run | None) -> Pass | Denied:
         workload=public_id,
         run=str(run.public_id),
         host=run.host_id,
-        secret=agent_api.workspace_secret(run),
+        secret=agent_api.workspace_secret(run.public_id),
     )
 
 

@@ -19,6 +19,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 from django.db import DatabaseError
 from django.utils import timezone
+from redis.exceptions import RedisError
 
 from agent.protocol import (
     FRAMES_UP,
@@ -50,8 +51,11 @@ BURST = 300.0
 PING_SECONDS = 10.0
 SILENT_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
 PROBE_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
+CLOSE_SECONDS = 2.0
 SEND_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
 
+RENEWED = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
+AWAY = "the server's database is away for a moment"
 REFUSED = 4403  # WebSocket close codes of our own
 BAD_FRAME = 4400
 
@@ -61,15 +65,16 @@ class Connection:
     """One agent's sync connection."""
 
     host: KnownHost
-    credentials: list[str]  # newest first: a renewed one counts from when it was sent
+    credentials: list[str]  # the one it came with, then the one that was sent to it since
     socket: web.WebSocketResponse
+    transport: asyncio.Transport | None
     heard: float = field(default_factory=time.monotonic)
     due: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be sent
     desired: Desired | None = None  # computed and not yet sent
     allowance: float = BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    notebooks: int = 0
+    answered: int = 0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
 
     async def refuse(self, reason: str, *, retry: bool, code: int = REFUSED) -> None:
         """Say no in words, then close."""
@@ -78,6 +83,14 @@ class Connection:
         with contextlib.suppress(ConnectionError):
             await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry)))
             await self.socket.close(code=code, message=reason.encode()[:120])
+
+    async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:
+        """Close, without waiting long for an agent that does not take even that."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.socket.close(code=code)
+        if self.transport is not None:
+            self.transport.abort()
 
     async def pace(self) -> None:
         """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
@@ -117,8 +130,7 @@ class Agents:
 
     async def close(self) -> None:
         """Say goodbye to every agent; they come back by themselves."""
-        closing = [c.socket.close(code=WSCloseCode.GOING_AWAY) for c in self._connections.values()]
-        await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.gather(*(connection.end() for connection in self._connections.values()))
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
@@ -134,6 +146,8 @@ class Agents:
             answer = await self._threads.run(hosts.join, body, timezone.now())
         except Unwelcome as error:
             return _refusal(403, str(error))
+        except DatabaseError:
+            return _refusal(503, AWAY, retry=True)
         return web.json_response(dataclasses.asdict(answer))
 
     # -- sync ----------------------------------------------------------------------------------------------------------
@@ -165,14 +179,16 @@ class Agents:
             host = await self._threads.run(hosts.authenticate, credential, timezone.now())
         except Unwelcome as error:
             return _refusal(401, str(error), retry=error.retry)
+        except DatabaseError:
+            return _refusal(503, AWAY, retry=True)
         await socket.prepare(request)
-        await serve(Connection(host=host, credentials=[credential], socket=socket))
+        await serve(Connection(host, [credential], socket, request.transport))
         return socket
 
     async def _talk(self, connection: Connection) -> None:
         host = connection.host.id
         if not await self._take_the_place(connection):
-            await connection.refuse(f"another agent is connected as {connection.host.name}", retry=True)
+            await connection.refuse(f"another agent is connected as {connection.host.name}", retry=False)
             return
         metrics.AGENTS.inc()
         sender = asyncio.create_task(self._send(connection))
@@ -184,7 +200,7 @@ class Agents:
             if self._connections.get(host) is connection:
                 del self._connections[host]
             await _end(sender, reader)
-            await connection.socket.close()
+            await connection.end(WSCloseCode.OK)
 
     async def _take_the_place(self, connection: Connection) -> bool:
         """True when this is now the host's only connection; False when an earlier one proved that it is alive."""
@@ -196,8 +212,7 @@ class Agents:
             self._connections[host] = connection
         if earlier is not None:
             log.info("a dead connection is replaced", host=connection.host.name)
-            with contextlib.suppress(ConnectionError):
-                await earlier.socket.close(code=WSCloseCode.GOING_AWAY)
+            await earlier.end()
         return True
 
     async def _read(self, connection: Connection) -> None:
@@ -205,6 +220,8 @@ class Agents:
             connection.heard = time.monotonic()
             if message.type is WSMsgType.PING:
                 await connection.socket.pong(message.data)
+            elif message.type is WSMsgType.PONG and message.data == RENEWED:
+                await self._credential_arrived(connection)
             elif message.type is WSMsgType.TEXT:
                 await connection.pace()
                 if not await self._handle(connection, message.data):
@@ -214,6 +231,12 @@ class Agents:
                 return
         if isinstance(error := connection.socket.exception(), Exception):
             log.info("agent's connection ended", host=connection.host.name, error=str(error))
+
+    async def _credential_arrived(self, connection: Connection) -> None:
+        """The agent has read past the frame that brought its new credential: from now on that one counts, as at a new connection."""
+        connection.credentials = connection.credentials[-1:]
+        with contextlib.suppress(Unwelcome, DatabaseError):  # the next sync says no, or comes again
+            await self._threads.run(hosts.authenticate, connection.credentials[0], timezone.now())
 
     async def _handle(self, connection: Connection, text: str) -> bool:
         """One frame. False when the connection is over."""
@@ -230,10 +253,12 @@ class Agents:
         except Unwelcome as error:
             await connection.refuse(str(error), retry=error.retry)
             return False
+        except RedisError as error:
+            log.warning("samples not passed on, the agent sends them again", host=connection.host.name, error=str(error))
         except (DatabaseError, OSError) as error:
             # The agent keeps what it has and says it again; level-triggered frames lose nothing.
             log.warning("a store is away", host=connection.host.name, error=str(error))
-            await connection.refuse("the server's database is away for a moment", retry=True)
+            await connection.refuse(AWAY, retry=True)
             return False
         return True
 
@@ -242,12 +267,13 @@ class Agents:
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
                 desired = await self._threads.run(hosts.sync, host, connection.credentials, frame, now)
+            connection.answered = frame.sequence
             self._note_runs(connection, frame)
             self._offer(connection, desired)
         elif isinstance(frame, SampleBatch):
             await self._threads.run(hosts.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):
-            await self._threads.run(hosts.store_log, host, frame, now)
+            await self._threads.run(hosts.store_log, host, frame)
             await self._bus.tell_pages(f"log:{frame.run}")
         elif isinstance(frame, Health):
             await self._threads.run(hosts.accept_health, host, frame, now)
@@ -293,12 +319,15 @@ class Agents:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync brings it
             self._runs_changed()
-        if desired.credential:
-            connection.credentials = [desired.credential, connection.credentials[0]]
-        connection.notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
-        wanted = self.streams.wanted(connection.host.id, connection.notebooks)
-        frame = encode(dataclasses.replace(desired, streams=wanted))
+        renewed = desired.credential not in ("", *connection.credentials)
+        if renewed:
+            connection.credentials = [connection.credentials[0], desired.credential]
+        notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
+        streams = self.streams.wanted(connection.host.id, notebooks)
+        frame = encode(dataclasses.replace(desired, streams=streams, answers=connection.answered))
         await asyncio.wait_for(connection.socket.send_str(frame), SEND_SECONDS)
+        if renewed:
+            await asyncio.wait_for(connection.socket.ping(RENEWED), SEND_SECONDS)
 
     # -- nudges --------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@ Plain functions, run in threads; ``now`` comes from the caller."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.protocol import VERSION, Desired, Health, JoinAnswer, JoinRequest, LogChunk, Observed, SampleBatch
+from agent.protocol import Desired, Health, JoinAnswer, JoinRequest, LogChunk, Observed, SampleBatch
 from scheduler import agent_api as scheduler_api
+from scheduler.models import Host
 from telemetry import agent_api as telemetry_api
 
 
@@ -28,16 +31,65 @@ class Unwelcome(Exception):
 
 def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
     """Spend a join token. Raises Unwelcome."""
-    _check_version(request.version)
-    return scheduler_api.join(request, now=now)
+    with _refusals():
+        return scheduler_api.join(request, now)
 
 
 def authenticate(credential: str, now: dt.datetime) -> KnownHost:
-    """The host whose credential this is. Raises Unwelcome."""
-    host = scheduler_api.authenticate(credential, now=now)
+    """The host whose credential this is. Raises Unwelcome when it is none, or no longer."""
+    host = Host.objects.filter(pk=scheduler_api.authenticate(credential, now)).first()
+    if host is None:
+        raise Unwelcome("this credential is unknown, expired or revoked; join again with a new token")
     return KnownHost(host.pk, host.name)
 
 
-def _check_version(version: int) -> None:
-    if version != VERSION:
-        raise Unwelcome(f"version: {version} is not spoken here; allowed: {VERSION}")
+def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: dt.datetime) -> Desired:
+    """Take in what an agent sees; answer what should be. Raises Unwelcome."""
+    _check(host, credentials, now)
+    with _refusals():
+        return _whole(host, scheduler_api.sync(host.id, observed, now))
+
+
+def desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
+    """What should be on a host now. Raises Unwelcome: a revoked host hears it at the next nudge."""
+    _check(host, credentials, now)
+    with _refusals():
+        return _whole(host, scheduler_api.desired(host.id, now))
+
+
+def accept_samples(host: KnownHost, batch: SampleBatch, now: dt.datetime) -> None:
+    """Pass samples on. They are acknowledged later, by ``committed_sequence``."""
+    telemetry_api.accept_batch(host.id, batch, now)
+
+
+def accept_health(host: KnownHost, event: Health, now: dt.datetime) -> None:
+    """Keep a hardware event."""
+    telemetry_api.accept_health(host.id, event, now)
+
+
+def store_log(host: KnownHost, chunk: LogChunk) -> None:
+    """Keep a piece of a run's log. Raises Unwelcome for a run of another host."""
+    with _refusals():
+        scheduler_api.store_log(host.id, chunk)
+
+
+def _check(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> None:
+    """The connection's credential is still good, or else one that was sent down it since. In this order: the newer one counts
+    from its first use, and the agent may not have got it."""
+    for credential in credentials:
+        if scheduler_api.authenticate(credential, now) == host.id:
+            return
+    raise Unwelcome("this host's credential has expired or was revoked; join again with a new token")
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except scheduler_api.AgentRefused as refused:
+        raise Unwelcome(str(refused), retry=refused.retry) from None
+
+
+def _whole(host: KnownHost, wanted: Desired) -> Desired:
+    """With what telemetry says about its samples: the scheduler does not know of telemetry."""
+    return dataclasses.replace(wanted, committed_sequence=telemetry_api.committed_sequence(host.id))

@@ -1,0 +1,346 @@
+"""A running edge on a port of its own, an agent that speaks the wire protocol, and a run behind it. The agent here is small and
+obeys; the real one meets the edge in tests/e2e/test_notebook_through_edge.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import hashlib
+import secrets
+import socket as sockets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+from aiohttp import web
+from django.db import connection
+from django.utils import timezone
+
+from agent import protocol
+from portal.edge.server import Edge, serving
+from portal.models import EntryCode, User, WorkspaceOrigin
+from scheduler import agent_api, services
+from scheduler.models import Host, Run, Workload
+from scheduler.states import RunState, WorkloadState
+from tests.world import World, build_world
+
+T = TypeVar("T")
+
+
+async def rows(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """The answer of a call into the ORM."""
+
+    def run() -> T:
+        try:
+            return call(*args, **kwargs)
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(run)
+
+
+def free_port() -> int:
+    with sockets.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Place:
+    """The running edge and how to reach it."""
+
+    edge: Edge
+    port: int
+    world: World
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def name(self, label: str) -> str:
+        return f"{label}.localhost:{self.port}"
+
+
+@pytest.fixture
+async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
+    """An edge in this process, over the organisation of tests/world.py as of now."""
+    port = free_port()
+    settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
+    settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
+    world = await rows(build_world, timezone.now())
+    async with serving("127.0.0.1", port) as edge, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        await until(lambda: edge.bus.connected)
+        yield Place(edge, port, world, session)
+
+
+async def until(true: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for something that comes by itself."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def give_credential(host: Host) -> str:
+    """A credential, by the way an agent gets it."""
+    now = timezone.now()
+    token = services.issue_join_token(host, now=now)
+    request = protocol.JoinRequest(
+        version=1, token=token, host=host.name, instance=host.agent_instance, boot_id=host.boot_id
+    )
+    return agent_api.join(request, now).credential
+
+
+def observed(sequence: int = 1, host: str = "alpha", **changes: Any) -> protocol.Observed:
+    inventory = protocol.Inventory(gpus=[], cpu_milli=1000, memory_mib=1000, isolation="plain", simulated=True)
+    values: dict[str, Any] = {"boot_id": f"boot-of-{host}", "instance": f"instance-of-{host}", "runs": [], "inventory": inventory}
+    return protocol.Observed(version=protocol.VERSION, agent_version="1", sequence=sequence, **{**values, **changes})
+
+
+@dataclass
+class SmallAgent:
+    """Speaks the protocol by hand, frame by frame."""
+
+    place: Place
+    host: Host
+    credential: str
+    socket: aiohttp.ClientWebSocketResponse | None = None
+    doors: dict[str, Path] = field(default_factory=dict)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.credential}"}
+
+    async def connect(self, **more: Any) -> aiohttp.ClientWebSocketResponse:
+        url = self.place.url + protocol.SYNC_PATH
+        close = aiohttp.ClientWSTimeout(ws_close=0.5)  # type: ignore[call-arg]
+        connecting = self.place.session.ws_connect(url, headers=self.headers, max_msg_size=1 << 24, timeout=close, **more)
+        self.socket = await connecting
+        return self.socket
+
+    async def say(self, frame: Any) -> None:
+        assert self.socket is not None
+        await self.socket.send_str(frame if isinstance(frame, str) else protocol.encode(frame))
+
+    async def hear(self, seconds: float = 5.0) -> Any:
+        """The next frame from the edge."""
+        assert self.socket is not None
+        message = await self.socket.receive(timeout=seconds)
+        assert message.type is aiohttp.WSMsgType.TEXT, message
+        return protocol.decode(message.data, protocol.FRAMES_DOWN)
+
+    async def hear_refusal(self) -> protocol.Refused:
+        while True:
+            frame = await self.hear()
+            if isinstance(frame, protocol.Refused):
+                return frame
+
+    def offer_streams(self, count: int) -> None:
+        self.tasks += [asyncio.create_task(self._stream()) for _ in range(count)]
+
+    async def _stream(self) -> None:
+        url = self.place.url + protocol.STREAM_PATH
+        async with self.place.session.ws_connect(url, headers=self.headers) as edge:
+            message = await edge.receive()
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                return
+            self.offer_streams(1)
+            opened = protocol.decode(message.data, protocol.FRAMES_DOWN)
+            reader, writer = await asyncio.open_unix_connection(self.doors[opened.run])
+            down = asyncio.create_task(_pour(reader, edge))
+            with contextlib.suppress(ConnectionError):
+                async for message in edge:
+                    writer.write(message.data)
+                    await writer.drain()
+            writer.close()
+            down.cancel()
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.socket is not None:
+            await self.socket.close()
+
+
+async def _pour(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketResponse) -> None:
+    with contextlib.suppress(ConnectionError):
+        while piece := await reader.read(65536):
+            await edge.send_bytes(piece)
+        await edge.close()
+
+
+@pytest.fixture
+async def agent(place: Place) -> AsyncIterator[SmallAgent]:
+    """An agent of host alpha that has not connected yet."""
+    host = place.world.hosts["alpha"]
+    made = SmallAgent(place, host, await rows(give_credential, host))
+    yield made
+    await made.close()
+
+
+# -- a notebook behind the agent ---------------------------------------------------------------------------------------
+
+
+def running_notebook(world: World, owner: User, host: Host, name: str = "probe") -> Run:
+    """The rows of a notebook that answers."""
+    now = timezone.now()
+    workload = Workload.objects.create(
+        kind="notebook", type="interactive", name=name, pool=world.shared, project=world.vision.project, owner=owner,
+        units=1, max_runtime_seconds=3600, predicted_seconds=3600, state=WorkloadState.RUNNING, attempt=1,
+        submitted_at=now, queued_at=now, started_at=now,
+    )  # fmt: skip
+    WorkspaceOrigin.objects.create(workload=workload, label=f"w{secrets.token_hex(12)}", created_at=now)
+    generation = 1 + Run.objects.filter(host=host).count()
+    return Run.objects.create(
+        workload=workload, attempt=1, host=host, generation=generation, state=RunState.RUNNING, placed_at=now, ready_at=now
+    )
+
+
+def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:
+    """A one-time code, as portal.services.workloads.open_workspace makes it."""
+    code, now = secrets.token_urlsafe(32), timezone.now()
+    EntryCode.objects.create(
+        code_hash=hashlib.sha256(code.encode()).hexdigest(),
+        user=user,
+        workload=run.workload,
+        session_key_hash=hashlib.sha256(session_key.encode()).hexdigest() if session_key else "",
+        created_at=now,
+        expires_at=now + dt.timedelta(seconds=seconds),
+    )
+    return code
+
+
+@dataclass
+class Notebook:
+    """A run with a small server behind its unix socket that tells what reached it."""
+
+    place: Place
+    run: Run
+    owner: User
+    label: str
+    secret: str
+
+    @property
+    def name(self) -> str:
+        return self.place.name(self.label)
+
+    @property
+    def origin(self) -> str:
+        return f"http://{self.name}"
+
+    async def get(self, path: str, cookie: str = "", **headers: str) -> aiohttp.ClientResponse:
+        return await self.ask("GET", path, cookie, headers)
+
+    async def ask(
+        self, method: str, path: str, cookie: str = "", headers: dict[str, str] | None = None, **more: Any
+    ) -> aiohttp.ClientResponse:
+        """A browser's request: to loopback, with the workspace's Host."""
+        from yarl import URL
+
+        sent = {"Host": self.name, **({"Cookie": f"__Host-gpupool={cookie}"} if cookie else {}), **(headers or {})}
+        url = URL(self.place.url + path, encoded=True)
+        return await self.place.session.request(method, url, headers=sent, allow_redirects=False, **more)
+
+    async def enter(self, session_key: str = "", user: User | None = None) -> str:
+        """Enter as the owner; answers the cookie."""
+        code = await rows(entry_code, self.run, user or self.owner, session_key)
+        answer = await self.get(f"/.gpupool/enter?code={code}")
+        assert answer.status == 303, await answer.text()
+        return answer.cookies["__Host-gpupool"].value
+
+    async def socket(self, cookie: str, path: str = "/echo", **headers: str) -> aiohttp.ClientWebSocketResponse:
+        sent = {"Host": self.name, "Origin": self.origin, "Cookie": f"__Host-gpupool={cookie}", **headers}
+        return await self.place.session.ws_connect(self.place.url + path, headers=sent, max_msg_size=1 << 27)
+
+
+@pytest.fixture
+async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
+    """The unix socket of a server that says what reached it."""
+    path = tmp_path / "run.sock"
+    runner = web.AppRunner(_telling_application(), access_log=None)
+    await runner.setup()
+    await web.UnixSite(runner, str(path)).start()
+    yield path
+    await runner.cleanup()
+
+
+def _telling_application() -> web.Application:
+    async def tell(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        answer = web.json_response(
+            {
+                "method": request.method,
+                "target": request.raw_path,
+                "headers": [[name, value] for name, value in request.headers.items()],
+                "length": len(body),
+                "digest": hashlib.sha256(body).hexdigest(),
+            }
+        )
+        answer.headers.add("Set-Cookie", "_xsrf=2|abc; Path=/; Domain=localhost")
+        answer.headers.add("Set-Cookie", "__Host-gpupool=stolen; Path=/; Secure")
+        answer.headers["X-Gpupool-Inside"] = "1"
+        return answer
+
+    async def large(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(int(request.query["pieces"])):
+            await response.write(b"x" * 65536)
+        return response
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for number in range(600):
+                await response.write(f"{number}\n".encode())
+                await asyncio.sleep(0.1)
+        return response
+
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"half")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def echo(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=["v1.kernel.websocket.jupyter.org"], max_msg_size=1 << 27)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.data == "headers":
+                await socket.send_json(dict(request.headers))
+            elif message.data == "bye":
+                await socket.close(code=4321, message=b"as asked")
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                await socket.send_str(message.data)
+            else:
+                await socket.send_bytes(message.data)
+        return socket
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_get("/echo", echo)
+    app.router.add_get("/large", large)
+    app.router.add_get("/slow", slow)
+    app.router.add_get("/breaks", breaks)
+    app.router.add_route("*", "/{rest:.*}", tell)
+    return app
+
+
+@pytest.fixture
+async def notebook(place: Place, agent: SmallAgent, upstream: Path) -> Notebook:
+    """A running notebook of a member of team vision, reached over the agent's streams."""
+    owner = place.world.vision.member
+    run = await rows(running_notebook, place.world, owner, agent.host)
+    label = await rows(lambda: run.workload.workspace_origin.label)
+    agent.doors[str(run.public_id)] = upstream
+    agent.offer_streams(3)
+    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 3)
+    return Notebook(place, run, owner, label, agent_api.workspace_secret(run.public_id))

@@ -1,0 +1,184 @@
+"""The agents' side of the edge: real connections, real rows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import aiohttp
+import redis
+from django.utils import timezone
+
+from agent import protocol
+from portal.edge import agents
+from scheduler import services
+from scheduler.models import Host
+from scheduler.nudge import HOST_CHANNEL
+from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, until
+
+
+def nudge(place: Place, host: Host) -> None:
+    from django.conf import settings
+
+    with redis.Redis.from_url(settings.REDIS_URL) as hints:
+        hints.publish(f"{HOST_CHANNEL}{host.pk}", "")
+
+
+def revoke(host: Host) -> None:
+    services.revoke_credential(Host.objects.get(pk=host.pk), now=timezone.now())
+
+
+async def test_an_agent_that_says_what_is_hears_what_should_be(agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed(sequence=7))
+    desired = await agent.hear()
+    assert isinstance(desired, protocol.Desired)
+    assert desired.host == "alpha"
+    assert desired.answers == 7
+
+
+async def test_a_nudge_brings_the_desired_state_at_once(place: Place, agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed())
+    await agent.hear()
+    await asyncio.to_thread(nudge, place, agent.host)
+    begin = time.monotonic()
+    desired = await agent.hear(seconds=1)
+    assert isinstance(desired, protocol.Desired)
+    assert time.monotonic() - begin < 0.5
+
+
+async def test_a_connection_without_a_credential_is_told_so(place: Place) -> None:
+    for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}):
+        answer = await place.session.get(
+            place.url + protocol.SYNC_PATH,
+            headers={**headers, "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+                     "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="},
+        )  # fmt: skip
+        assert answer.status == 401
+        assert (await answer.json())["kind"] == "refused"
+
+
+async def test_a_revoked_agent_is_cut_on_its_open_connection(place: Place, agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed())
+    await agent.hear()
+    await rows(revoke, agent.host)
+    refused = await agent.hear_refusal()
+    assert "revoked" in refused.reason
+    assert not refused.retry
+    assert agent.socket is not None
+    assert (await agent.socket.receive()).type is aiohttp.WSMsgType.CLOSE
+
+
+async def test_a_revoked_agent_is_cut_at_its_next_sync_when_the_nudge_is_lost(agent: SmallAgent) -> None:
+    await agent.connect()
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
+    await agent.say(observed())
+    assert "revoked" in (await agent.hear_refusal()).reason
+
+
+async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(place: Place, agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed())
+    await agent.hear()
+    listening = asyncio.create_task(agent.hear(seconds=30))  # answers pings meanwhile
+    second = SmallAgent(place, agent.host, agent.credential)
+    await second.connect()
+    assert "another agent is connected as alpha" in (await second.hear_refusal()).reason
+    await second.close()
+    await asyncio.to_thread(nudge, place, agent.host)
+    assert isinstance(await listening, protocol.Desired)
+
+
+async def test_an_agent_that_comes_back_replaces_its_dead_connection(place: Place, agent: SmallAgent, monkeypatch) -> None:
+    monkeypatch.setattr(agents, "PROBE_SECONDS", 0.3)
+    await agent.connect(autoping=False)  # answers no ping: as good as dead
+    await agent.say(observed())
+    await until(lambda: place.edge.agents.is_connected(agent.host.pk))
+    second = SmallAgent(place, agent.host, agent.credential)
+    await second.connect()
+    await second.say(observed())
+    assert isinstance(await second.hear(), protocol.Desired)
+    await second.close()
+
+
+async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(agent: SmallAgent) -> None:
+    cases = {
+        "nonsense": "not JSON",
+        "[]": "kind: 'list'",
+        '{"kind": "desired"}': "kind: 'desired' is not one of",
+        '{"kind": "samples", "sequence": "1", "rows": []}': "sequence: '1' is not int",
+        '{"kind": "log", "run": "x\\u0000", "offset": 0, "text": ""}': "run: holds a NUL character",
+        '{"kind": "log", "run": "00000000-0000-0000-0000-000000000000", "offset": 0, "text": ""}': "a run of this host",
+        "[" * 100_000: "nested too deeply",
+        protocol.encode(observed()).replace('"version":1', '"version":99'): "version: 99; allowed: 1",
+    }
+    for text, reason in cases.items():
+        await agent.connect()
+        await agent.say(text)
+        refused = await agent.hear_refusal()
+        assert reason in refused.reason, text[:50]
+        await agent.close()
+
+
+async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAgent, monkeypatch) -> None:
+    monkeypatch.setattr(agents, "LARGEST_FRAME", 1000)
+    socket = await agent.connect()
+    await socket.send_bytes(b"\x00")
+    assert "JSON text" in (await agent.hear_refusal()).reason
+    socket = await agent.connect()
+    await socket.send_str("x" * 1001)
+    message = await socket.receive()
+    assert message.type is aiohttp.WSMsgType.CLOSE
+    assert message.data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+
+
+async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, agent: SmallAgent, monkeypatch) -> None:
+    from tests.portal.edge.conftest import give_credential
+
+    monkeypatch.setattr(agents, "BURST", 5.0)
+    other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
+    await agent.connect()
+    await other.connect()
+    text = protocol.encode(protocol.SampleBatch(sequence=1, rows=[]))
+
+    async def flood() -> None:
+        for _ in range(3000):
+            await agent.say(text)
+
+    flooding = asyncio.create_task(flood())
+    await asyncio.sleep(0.2)
+    begin = time.monotonic()
+    await other.say(observed(host="beta"))
+    assert isinstance(await other.hear(), protocol.Desired)
+    assert time.monotonic() - begin < 1.0
+    flooding.cancel()
+    await other.close()
+
+
+async def test_an_agent_that_does_not_read_holds_up_nobody(place: Place, agent: SmallAgent, monkeypatch) -> None:
+    from tests.portal.edge.conftest import give_credential
+
+    monkeypatch.setattr(agents, "SEND_SECONDS", 0.5)
+    big = protocol.Desired(version=1, host="alpha", lease_seconds=1, runs=[
+        protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000) for n in range(300)
+    ])  # fmt: skip
+    monkeypatch.setattr(agents.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, []))
+    other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
+    await agent.connect()
+    for number in range(20):  # and never reads: 50 MB fill every buffer on the way
+        await agent.say(observed(number))
+        await asyncio.sleep(0.05)
+    await other.connect()
+    await other.say(observed())
+    assert (await other.hear()).host == "beta"
+    await until(lambda: not place.edge.agents.is_connected(agent.host.pk), seconds=5)
+    await other.close()
+
+
+async def test_the_edge_serves_agents_only_under_its_own_names(place: Place) -> None:
+    for name in ("evil.example", f"localhost:{place.port + 1}", "", "127.0.0.1"):
+        answer = await place.session.get(place.url + "/healthz", headers={"Host": name})
+        assert answer.status in (400, 421), name
+    assert (await place.session.get(place.url + "/healthz")).status == 200

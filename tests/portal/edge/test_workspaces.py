@@ -1,0 +1,433 @@
+"""Workspaces through the edge: who gets in, what passes, what never does, and how fast the door closes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+import redis
+from django.conf import settings
+from django.contrib.sessions.backends.db import SessionStore
+from django.utils import timezone
+from yarl import URL
+
+from portal.edge import doors
+from portal.models import Membership, WorkspaceSession
+from scheduler.models import Workload
+from scheduler.states import WorkloadState
+from tests.portal.edge.conftest import Notebook, Place, SmallAgent, entry_code, rows, running_notebook, until
+
+
+async def reached(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """What the run's own server saw of a request."""
+    assert answer.status == 200, await answer.text()
+    seen: dict[str, Any] = await answer.json()
+    return seen
+
+
+def names(seen: dict[str, Any]) -> set[str]:
+    return {name.lower() for name, _ in seen["headers"]}
+
+
+def value(seen: dict[str, Any], wanted: str) -> str:
+    return next(value for name, value in seen["headers"] if name.lower() == wanted.lower())
+
+
+def hint(channel: str, message: str = "") -> None:
+    with redis.Redis.from_url(settings.REDIS_URL) as hints:
+        hints.publish(channel, message)
+
+
+# -- entering ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_code_opens_the_notebook_once(notebook: Notebook) -> None:
+    code = await rows(entry_code, notebook.run, notebook.owner)
+    first = await notebook.get(f"/.gpupool/enter?code={code}")
+    assert first.status == 303
+    assert first.headers["Location"] == "/lab"
+    cookie = first.headers["Set-Cookie"]
+    assert cookie.startswith("__Host-gpupool=")
+    assert {part.strip() for part in cookie.split(";")[1:]} >= {"HttpOnly", "Secure", "Path=/", "SameSite=Lax"}
+    assert "Domain" not in cookie
+    second = await notebook.get(f"/.gpupool/enter?code={code}", Accept="text/html")
+    assert second.status == 403
+    assert "no longer opens" in await second.text()
+    seen = await reached(await notebook.get("/lab", first.cookies["__Host-gpupool"].value))
+    assert value(seen, "X-Gpupool-Secret") == notebook.secret
+
+
+async def test_of_twenty_browsers_with_the_same_code_one_enters(notebook: Notebook) -> None:
+    code = await rows(entry_code, notebook.run, notebook.owner)
+    answers = await asyncio.gather(*(notebook.get(f"/.gpupool/enter?code={code}") for _ in range(20)))
+    assert sorted(answer.status for answer in answers) == [303] + [403] * 19
+    assert await rows(WorkspaceSession.objects.count) == 1
+
+
+async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(notebook: Notebook, agent: SmallAgent) -> None:
+    other = await rows(running_notebook, notebook.place.world, notebook.owner, agent.host, "other")
+    old = await rows(entry_code, notebook.run, notebook.owner, "", -1)
+    foreign = await rows(entry_code, other, notebook.owner)
+    for query in (f"code={old}", f"code={foreign}", "code=", "", "code=a&code=b", "code=" + "x" * 5000, "code=%00"):
+        answer = await notebook.get(f"/.gpupool/enter?{query}")
+        assert answer.status in (400, 403), query
+        assert "Set-Cookie" not in answer.headers
+    assert await rows(WorkspaceSession.objects.count) == 0
+
+
+async def test_a_code_of_somebody_who_may_not_open_it_opens_nothing(notebook: Notebook) -> None:
+    for person in (notebook.place.world.operator, notebook.place.world.vision.lead, notebook.place.world.stranger):
+        code = await rows(entry_code, notebook.run, person)
+        assert (await notebook.get(f"/.gpupool/enter?code={code}")).status == 403
+    assert await rows(WorkspaceSession.objects.count) == 0
+
+
+async def test_a_browser_that_fetches_ahead_does_not_spend_the_code(notebook: Notebook) -> None:
+    code = await rows(entry_code, notebook.run, notebook.owner)
+    path = f"/.gpupool/enter?code={code}"
+    assert (await notebook.get(path, **{"Sec-Purpose": "prefetch"})).status == 503
+    assert (await notebook.ask("POST", path)).status == 405
+    assert (await notebook.get(path)).status == 303
+
+
+# -- what passes -------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_reach_the_run_as_they_were_sent(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    target = "/api/contents/a%20b%2Fc/%C3%A4?x=1&y=%2F%3F+z&x=2"
+    seen = await reached(await notebook.get(target, cookie, **{"X-XSRFToken": "t"}))
+    assert seen["target"] == target
+    assert value(seen, "Host") == notebook.name
+    assert value(seen, "X-XSRFToken") == "t"
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        seen = await reached(await notebook.ask(method, "/api/x", cookie, {"Origin": notebook.origin}, data=b"abc"))
+        assert (seen["method"], seen["length"]) == (method, 3)
+
+
+async def test_large_bodies_stream_both_ways(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    body = b"0123456789abcdef" * (2 * 1024 * 1024)
+
+    async def pieces() -> Any:
+        for start in range(0, len(body), 100_000):
+            yield body[start : start + 100_000]
+
+    for data in (body, pieces()):  # with a length, and chunked
+        seen = await reached(await notebook.ask("PUT", "/api/contents/big", cookie, data=data))
+        assert (seen["length"], seen["digest"]) == (len(body), hashlib.sha256(body).hexdigest())
+    answer = await notebook.get("/large?pieces=500", cookie)
+    assert len(await answer.read()) == 500 * 65536
+
+
+async def test_a_browser_that_reads_slowly_holds_little_memory_and_nobody_else(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    answer = await notebook.get("/large?pieces=3000", cookie)
+    await answer.content.read(1)
+    await asyncio.sleep(0.5)
+    import gc
+
+    from portal.edge.streams import Stream
+
+    held = [stream.get_write_buffer_size() for stream in gc.get_objects() if isinstance(stream, Stream)]
+    assert max(held) < 1_000_000
+    begin = time.monotonic()
+    await reached(await notebook.get("/quick", cookie))
+    assert time.monotonic() - begin < 0.5
+    answer.close()
+
+
+async def test_half_an_answer_never_looks_like_a_whole_one(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    answer = await notebook.get("/breaks", cookie)
+    with pytest.raises(aiohttp.ClientError):
+        await answer.read()
+
+
+async def test_websockets_pass_text_bytes_protocol_and_close_code(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    protocol = "v1.kernel.websocket.jupyter.org"
+    socket = await notebook.socket(cookie, **{"Sec-WebSocket-Protocol": f"{protocol}, other"})
+    assert socket.protocol == protocol
+    await socket.send_str("hello")
+    assert (await socket.receive()).data == "hello"
+    await socket.send_bytes(b"\x00" * 3_000_000)
+    assert (await socket.receive()).data == b"\x00" * 3_000_000
+    await socket.send_str("headers")
+    headers = {name.lower(): text for name, text in (await socket.receive_json()).items()}
+    assert headers["x-gpupool-secret"] == notebook.secret
+    assert headers["origin"] == notebook.origin
+    assert headers["host"] == notebook.name
+    assert "__Host-gpupool" not in headers.get("cookie", "")
+    await socket.send_str("bye")
+    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4321
+
+
+# -- what never passes -------------------------------------------------------------------------------------------------
+
+
+async def test_headers_that_only_the_edge_may_set_are_not_believed(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    spoofed = {
+        "X-Gpupool-Secret": "guess", "x-gpupool-user": "root", "X_Gpupool_Secret": "guess", "X-Gpupool-": "x",
+        "X-Forwarded-For": "1.2.3.4", "X-Forwarded-Host": "evil", "Forwarded": "for=1.2.3.4", "X-Real-IP": "1.2.3.4",
+        "Authorization": "Bearer portal-token", "Connection": "x-hop, keep-alive", "X-Hop": "1", "TE": "trailers",
+        "Proxy-Authorization": "Basic x", "Keep-Alive": "timeout=5",
+    }  # fmt: skip
+    seen = await reached(await notebook.get("/", cookie, **spoofed))
+    assert [text for name, text in seen["headers"] if "gpupool" in name.lower()] == [notebook.secret]
+    assert names(seen).isdisjoint({"x-forwarded-for", "x-forwarded-host", "forwarded", "x-real-ip", "authorization", "x-hop",
+                                   "te", "proxy-authorization", "keep-alive"})  # fmt: skip
+
+
+async def test_cookies_of_the_portal_and_of_the_edge_never_reach_the_run(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    line = f"_xsrf=1; __Host-gpupool={cookie}; gpupool_session=s; __Host-gpupool_session=s; gpupool_csrf=c; theme=dark"
+    answer = await notebook.ask("GET", "/", "", {"Cookie": line})
+    seen = await reached(answer)
+    assert value(seen, "Cookie") == "_xsrf=1; theme=dark"
+    assert answer.headers.getall("Set-Cookie") == ["_xsrf=2|abc; Path=/"]
+    assert "X-Gpupool-Inside" not in answer.headers
+    assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+async def test_the_cookie_of_one_notebook_opens_no_other(notebook: Notebook, agent: SmallAgent) -> None:
+    mine = await notebook.enter()
+    other_owner = notebook.place.world.vision.members[1]
+    run = await rows(running_notebook, notebook.place.world, other_owner, agent.host, "other")
+    other = Notebook(notebook.place, run, other_owner, await rows(lambda: run.workload.workspace_origin.label), "")
+    assert (await other.get("/lab", mine)).status == 403
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await other.socket(mine)
+    assert refused.value.status == 403
+    assert (await notebook.get("/lab")).status == 403
+    assert (await notebook.get("/lab", "x" * 43)).status == 403
+    assert (await notebook.get("/lab", mine)).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "{origin}.evil.example", "{origin}/", "http://{label}.localhost",
+               "https://{name}", "http://other.localhost:{port}", "{ORIGIN}", "{portal}"]
+)  # fmt: skip
+async def test_a_websocket_from_another_origin_is_refused(notebook: Notebook, origin: str | None) -> None:
+    cookie = await notebook.enter()
+    headers = {"Host": notebook.name, "Cookie": f"__Host-gpupool={cookie}"}
+    if origin is not None:
+        headers["Origin"] = origin.format(
+            origin=notebook.origin, label=notebook.label, name=notebook.name, port=notebook.place.port,
+            ORIGIN=notebook.origin.upper(), portal=settings.GPUPOOL_PORTAL_URL,
+        )  # fmt: skip
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await notebook.place.session.ws_connect(notebook.place.url + "/echo", headers=headers)
+    assert refused.value.status == 403
+
+
+async def test_a_neighbour_cannot_change_or_embed_anything(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    neighbour = {"Origin": f"http://w1.localhost:{notebook.place.port}"}
+    assert (await notebook.ask("POST", "/api/x", cookie, neighbour)).status == 403
+    embedded = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}
+    assert (await notebook.get("/files/secret.js", cookie, **embedded)).status == 403
+    framed = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    assert (await notebook.get("/lab", cookie, **framed)).status == 403
+    linked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert (await notebook.get("/lab", cookie, **linked)).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/../x", "/a/../../x", "/%2e%2e/x", "/a/.%2E/x", "/a/./b", "/..%2fx", "/a\\b", "/%5c..%5cx", "/%00", "/a%0d%0aX: 1",
+             "//evil.example/x", "/%2e%2e%2f.gpupool/enter"]
+)  # fmt: skip
+async def test_an_address_that_could_mean_two_things_is_refused(notebook: Notebook, path: str) -> None:
+    cookie = await notebook.enter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port)
+    request = f"GET {path} HTTP/1.1\r\nHost: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\nConnection: close\r\n\r\n"
+    writer.write(request.encode())
+    answer = await reader.read()
+    assert answer.split()[1] == b"400", answer[:200]
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/.gpupool", "/.gpupool/x", "/%2egpupool/enter?code=1", "/.gpupool%2fenter"])
+async def test_the_edges_own_addresses_never_reach_the_run(notebook: Notebook, path: str) -> None:
+    assert (await notebook.get(path, await notebook.enter())).status == 404
+
+
+async def raw(place: Place, request: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    writer.write(request.encode())
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_host_tricks_reach_nothing(notebook: Notebook) -> None:
+    cookie = f"Cookie: __Host-gpupool={await notebook.enter()}\r\nConnection: close\r\n"
+    name = notebook.name
+    for request in (
+        f"GET / HTTP/1.1\r\nHost: {name}\r\nHost: evil\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: evil\r\nHost: {name}\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: {name}.evil.example\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: {name}:80\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: {notebook.label}.localhost\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: a.{name}\r\n{cookie}\r\n",
+        f"GET / HTTP/1.1\r\nHost: evil@{name}\r\n{cookie}\r\n",
+        f"GET http://{name}/ HTTP/1.1\r\nHost: evil\r\n{cookie}\r\n",
+        f"GET http://evil/ HTTP/1.1\r\nHost: {name}\r\n{cookie}\r\n",
+        f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{cookie}\r\n",
+    ):
+        status = int((await raw(notebook.place, request)).split()[1])
+        assert status in (400, 421), request
+
+
+async def test_smuggled_requests_are_refused(notebook: Notebook) -> None:
+    cookie = f"Host: {notebook.name}\r\nCookie: __Host-gpupool={await notebook.enter()}\r\n"
+    for request in (
+        f"POST / HTTP/1.1\r\n{cookie}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        f"POST / HTTP/1.1\r\n{cookie}Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd",
+        f"POST / HTTP/1.1\r\n{cookie}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        f"POST / HTTP/1.1\r\n{cookie}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        f"GET / HTTP/1.1\r\n{cookie}X: a\nX-Gpupool-Secret: b\r\n\r\n",
+    ):
+        status = int((await raw(notebook.place, request)).split()[1])
+        assert status == 400, request
+
+
+async def test_an_error_page_escapes_and_a_program_gets_json(notebook: Notebook) -> None:
+    answer = await notebook.get("/<script>alert(1)</script>", Accept="text/html")
+    assert "<script>" not in await answer.text()
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    answer = await notebook.get("/api/kernels", Accept="application/json")
+    assert (await answer.json())["title"] == "Open this notebook from the portal"
+
+
+# -- the door closes ---------------------------------------------------------------------------------------------------
+
+
+def portal_session() -> str:
+    store = SessionStore()
+    store.create()
+    assert store.session_key is not None
+    return store.session_key
+
+
+async def test_signing_out_cuts_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
+    key = await rows(portal_session)
+    cookie = await notebook.enter(session_key=key)
+    notebook.place.session.connector._limit = 0  # type: ignore[union-attr]
+    sockets = await asyncio.gather(*(notebook.socket(cookie) for _ in range(200)))
+    stays = await notebook.socket(await notebook.enter())
+    await until(lambda: notebook.place.edge.activity._uses[str(notebook.run.public_id)].sockets == 201)
+    waiting = [asyncio.create_task(socket.receive()) for socket in sockets]
+    await asyncio.sleep(doors.FRESH_SECONDS / 4)
+    await rows(SessionStore(key).delete)
+    begin = time.monotonic()
+    await asyncio.to_thread(hint, "gpupool:access", hashlib.sha256(key.encode()).hexdigest())
+    await asyncio.wait(waiting)
+    taken = time.monotonic() - begin
+    assert {task.result().type for task in waiting} <= {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
+    assert taken < 0.25, taken
+    await stays.send_str("still here")
+    assert (await stays.receive()).data == "still here"
+    assert (await notebook.get("/lab", cookie)).status == 403
+
+
+async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_same(notebook: Notebook) -> None:
+    key = await rows(portal_session)
+    socket = await notebook.socket(await notebook.enter(session_key=key))
+    await rows(SessionStore(key).delete)
+    async with asyncio.timeout(doors.FRESH_SECONDS + 1):
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4401
+
+
+def set_state(run: Any, state: WorkloadState) -> None:
+    Workload.objects.filter(pk=run.workload_id).update(state=state, ended_at=timezone.now())
+
+
+async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    socket = await notebook.socket(cookie)
+    slow = await notebook.get("/slow", cookie)
+    await slow.content.readline()
+    await rows(set_state, notebook.run, WorkloadState.STOPPING)
+    begin = time.monotonic()
+    await asyncio.to_thread(hint, "gpupool:page", json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"}))
+    message = await socket.receive()
+    assert message.type is aiohttp.WSMsgType.CLOSE
+    assert time.monotonic() - begin < 0.25
+    with pytest.raises(aiohttp.ClientError):
+        await slow.content.read()
+    answer = await notebook.get("/lab", cookie, Accept="text/html")
+    assert answer.status == 410
+    text = await answer.text()
+    assert "This notebook has ended" in text
+    assert f"{settings.GPUPOOL_PORTAL_URL}/workloads/{notebook.run.workload.public_id}/" in text
+
+
+async def test_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
+    socket = await notebook.socket(await notebook.enter())
+    await rows(Membership.objects.filter(user=notebook.owner).delete)
+    async with asyncio.timeout(doors.FRESH_SECONDS + 1):
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+
+
+async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port, limit=1)
+    writer.write(
+        f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\n\r\n".encode()
+    )
+    await asyncio.sleep(0.5)  # nothing is read: every buffer on the way is full
+    await rows(set_state, notebook.run, WorkloadState.ENDED)
+    await asyncio.to_thread(hint, "gpupool:access")
+    begin = time.monotonic()
+    await until(lambda: not notebook.place.edge.doors._open, seconds=1)
+    assert time.monotonic() - begin < 0.5
+    writer.transport.abort()
+
+
+async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(notebook: Notebook, agent: SmallAgent, monkeypatch) -> None:
+    from portal.edge import streams
+
+    monkeypatch.setattr(streams, "OPEN_SECONDS", 0.3)
+    cookie = await notebook.enter()
+    await agent.close()
+    await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) == 0)
+    answer = await notebook.get("/lab", cookie, Accept="text/html")
+    assert answer.status == 502
+    assert "does not answer" in await answer.text()
+
+
+async def test_use_is_told_to_the_idle_rule(notebook: Notebook) -> None:
+    cookie = await notebook.enter()
+    before = time.time()
+    socket = await notebook.socket(cookie)
+    await socket.send_str("x")
+    await socket.receive()
+    await notebook.place.edge.activity.write_once()
+
+    def kept() -> dict[str, Any]:
+        with redis.Redis.from_url(settings.REDIS_URL) as facts:
+            found: dict[str, Any] = json.loads(facts.get(f"gpupool:workspace:{notebook.run.public_id}"))  # type: ignore[arg-type]
+            return found
+
+    use = await asyncio.to_thread(kept)
+    assert use["sockets"] == 1
+    assert use["last_request"] >= before
+    assert use["last_input"] >= before
+    await socket.close()
+    await until(lambda: notebook.place.edge.activity._uses[str(notebook.run.public_id)].sockets == 0)
+
+
+def test_a_run_never_gets_a_url_that_yarl_would_change() -> None:
+    for target in ("/a%2Fb", "/%C3%A4", "/a+b?x=%20+&y", "/a;b=c"):
+        assert URL(f"http://run.1{target}", encoded=True).raw_path_qs == target
