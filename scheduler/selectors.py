@@ -9,7 +9,7 @@ from datetime import datetime
 from django.db.models import Exists, OuterRef, QuerySet
 
 from scheduler import snapshot
-from scheduler.core import model
+from scheduler.core import explain, model, timeline
 from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
 from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
 
@@ -124,3 +124,27 @@ def quota_effect(taken: model.Snapshot, *, team: int, pool: int) -> list[QuotaUs
 def hosts_by_pool() -> QuerySet[Host]:
     """Every host with its pool, by pool and name."""
     return Host.objects.select_related("pool").order_by("pool__name", "name")
+
+
+def fairness(pool: Pool, now: datetime) -> list[explain.FairnessRow]:
+    """Why does that team get more? One row per team of a pool."""
+    return explain.fairness_table(snapshot.take([pool.pk], now), pool.pk, snapshot.seconds(now))
+
+
+def sooner(workload: Workload, now: datetime) -> list[explain.Alternative]:
+    """What a waiting workload could ask for instead to start sooner; empty when nothing would help."""
+    return explain.sooner(snapshot.take([workload.pool_id], now), workload.pk, snapshot.seconds(now))
+
+
+def drain_effect(host: Host, now: datetime) -> explain.DrainEffect:
+    """Whom draining a host would move, and where to."""
+    return explain.drain_effect(snapshot.take([host.pool_id], now), host.pk, snapshot.seconds(now))
+
+
+def promisable_units(
+    pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
+) -> list[tuple[int, int]]:
+    """For the calendar: (seconds since the epoch, units that could still be promised for all of that step)."""
+    taken = snapshot.take([pool.pk], now)
+    window = (snapshot.seconds(start), snapshot.seconds(end), step_seconds, snapshot.seconds(now))
+    return timeline.free_units(taken, pool.pk, model, profile, *window)

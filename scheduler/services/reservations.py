@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
@@ -31,7 +32,7 @@ def check_window(
     name: str = "",
     may_exceed_guarantee: bool = False,
     exclude: Reservation | None = None,
-    **ask: object,
+    **ask: Any,
 ) -> WindowAnswer:
     """Would a reservation of this ask fit its window at present? Holds nothing; ``exclude`` is one that is being moved.
 
@@ -63,7 +64,7 @@ def confirm_reservation(
     end: datetime,
     now: datetime,
     may_exceed_guarantee: bool = False,
-    **ask: object,
+    **ask: Any,
 ) -> tuple[Reservation | None, WindowAnswer]:
     """Promise it, when it fits what is promised already: judged again here, under the pool's lock.
 
@@ -76,7 +77,7 @@ def confirm_reservation(
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
-        pool=pool, project=project, owner=owner, name=name, start=start, end=end,
+        pool=pool, project=project, owner_id=owner.pk, name=name, start=start, end=end,
         may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_columns(**ask),
     )  # fmt: skip
     _tell(reservation)
@@ -151,7 +152,7 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
 
 def evicted_by_reservation(
     *, project: Project, pool: Pool, start: datetime, end: datetime, now: datetime, name: str = "",
-    may_exceed_guarantee: bool = False, **ask: object,
+    may_exceed_guarantee: bool = False, **ask: Any,
 ) -> list[Workload]:  # fmt: skip
     """Which work would be told to go if this reservation began now: for the one who approves it. The same ``plan()`` says so."""
     taken = snapshot.take([pool.pk], now)
@@ -192,7 +193,7 @@ def _columns(
     }  # fmt: skip
 
 
-def _ask(**ask: object) -> model.Ask:
+def _ask(**ask: Any) -> model.Ask:
     return snapshot.ask_of(Reservation(**_columns(**ask)))  # type: ignore[arg-type]
 
 

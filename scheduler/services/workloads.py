@@ -58,7 +58,7 @@ def queue_workload(
         name=name,
         pool=pool,
         project=project,
-        owner=owner,
+        owner_id=owner.pk,
         reservation=reservation,
         command=command,
         environment=dict(environment or {}),
