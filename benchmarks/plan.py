@@ -1,0 +1,192 @@
+"""One whole cycle of the planner on a pool that is half full, with a mixed queue: how long it takes, and is it right?
+
+    ./run bench plan --gpus 1000 --queued 1000
+
+The pool: hosts of 8 GPUs, two models, every tenth host cut into MIG slices, 8 hosts a rack; 50 teams that are each
+guaranteed a part of three quarters of it; reservations on a twentieth and maintenance on a fiftieth of the hosts to come.
+The queue: mostly single GPUs, some whole hosts, gangs of up to 64 hosts, a tenth slices. Everything from one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from typing import Any
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    DecayedUse,
+    Host,
+    Maintenance,
+    Policy,
+    Pool,
+    PoolKind,
+    Priority,
+    Queued,
+    Quota,
+    Reservation,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+from scheduler.core.verify import violations
+
+SERVICES: tuple[str, ...] = ()
+
+NOW = 1_700_000_000
+HOUR = 3600
+TEAMS = 50
+GPUS_PER_HOST = 8
+MODELS = ("H100-80GB", "A100-40GB")
+SLICE, SLICES_PER_GPU = "1g.10gb", 7
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Plan ``--rounds`` times and report the quickest; ``violations`` counts what the verifier finds in the plan."""
+    options = argparse.ArgumentParser(prog="plan", description=__doc__)
+    options.add_argument("--gpus", type=int, default=1000)
+    options.add_argument("--queued", type=int, default=1000)
+    options.add_argument("--seed", type=int, default=42)
+    options.add_argument("--rounds", type=int, default=3)
+    given = options.parse_args(argv)
+    snapshot = busy_pool(given.gpus, given.queued, given.seed)
+    seconds = []
+    for _ in range(given.rounds):
+        began = time.perf_counter()
+        planned = plan(snapshot, NOW)
+        seconds.append(time.perf_counter() - began)
+    return {
+        "gpus": given.gpus,
+        "queued": given.queued,
+        "placed": len(planned.placements),
+        "evicted": len(planned.evictions),
+        "violations": len(violations(snapshot, planned, NOW)),
+        "seconds": round(min(seconds), 4),
+    }
+
+
+def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
+    """A pool of ``gpus`` GPUs, half of it in use, and ``queued`` waiting workloads."""
+    dice = random.Random(seed)
+    hosts, units = _hardware(max(1, gpus // GPUS_PER_HOST))
+    running = _running(dice, units)
+    total = {model: sum(u.slots for u in units if u.model == model) for model in MODELS}
+    quotas = tuple(
+        Quota(team, 1, model, total[model] * 3 // 4 // TEAMS // SLOTS_PER_GPU * SLOTS_PER_GPU)
+        for team in range(1, TEAMS + 1)
+        for model in MODELS
+    )
+    reservations = tuple(
+        Reservation(n, dice.randint(1, TEAMS), 1, 1, Ask(GPUS_PER_HOST), start, start + 8 * HOUR)
+        for n in range(1, len(hosts) // 20 + 1)
+        for start in (NOW + dice.choice((0, 1, 4, 24)) * HOUR + 60,)
+    )
+    return Snapshot(
+        epoch=1,
+        pools=(Pool(1, "busy", PoolKind.DYNAMIC, None, Policy()),),
+        hosts=tuple(hosts),
+        units=tuple(units),
+        teams=tuple(Team(t, f"team-{t}", dice.choice((1, 1, 2))) for t in range(1, TEAMS + 1)),
+        quotas=quotas,
+        decayed_use=tuple(DecayedUse(t, 1, float(dice.randint(0, 10**9))) for t in range(1, TEAMS + 1)),
+        queued=tuple(_queued(dice, 1_000_000 + n, len(hosts)) for n in range(queued)),
+        running=tuple(running),
+        reservations=reservations,
+        maintenance=tuple(
+            Maintenance(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR) for _ in range(len(hosts) // 50)
+        ),
+    )
+
+
+def _hardware(count: int) -> tuple[list[Host], list[Unit]]:
+    hosts, units = [], []
+    for number in range(1, count + 1):
+        labels = frozenset({("rack", f"rack-{number // 8:04d}")})
+        hosts.append(Host(number, f"gpu-{number:05d}", 1, labels, cpu_milli=128_000, memory_mib=1_000_000))
+        cut = number % 10 == 0
+        model = MODELS[0] if number % 3 else MODELS[1]
+        for gpu in range(number * GPUS_PER_HOST, (number + 1) * GPUS_PER_HOST):
+            for part in range(SLICES_PER_GPU if cut else 1):
+                units.append(
+                    Unit(
+                        id=gpu * 10 + part,
+                        host=number,
+                        gpu=gpu,
+                        model=model,
+                        profile=SLICE if cut else "",
+                        slots=SLOTS_PER_GPU // (SLICES_PER_GPU if cut else 1),
+                        memory_mib=(81_920 if model == MODELS[0] else 40_960) // (SLICES_PER_GPU if cut else 1),
+                        compute_capability=90 if model == MODELS[0] else 80,
+                        nvlink_group=None if cut else number,
+                    )
+                )
+    return hosts, units
+
+
+def _running(dice: random.Random, units: list[Unit]) -> list[Running]:
+    """Work of 1, 2, 4 or 8 units, each on one host, until half of the units are held."""
+    by_host: dict[int, list[int]] = {}
+    for unit in units:
+        by_host.setdefault(unit.host, []).append(unit.id)
+    held, running = 0, []
+    while held < len(units) // 2:
+        free = by_host[dice.choice(list(by_host))]
+        size = dice.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
+        if len(free) < size:
+            continue
+        mine, free[:size] = tuple(sorted(free[:size])), []
+        held += size
+        started = NOW - dice.randint(60, 20 * HOUR)
+        lasts = dice.randint(HOUR, 40 * HOUR)
+        running.append(
+            Running(
+                id=len(running) + 1,
+                team=dice.randint(1, TEAMS),
+                project=1,
+                user=dice.randint(1, 500),
+                pool=1,
+                units=mine,
+                started=started,
+                until=max(NOW + 60, started + 2 * lasts),
+                predicted_until=max(NOW + 60, started + lasts),
+                priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
+                preemptible=dice.random() < 0.7,
+                checkpoint_at=dice.choice((None, max(started, NOW - 600))),
+                cpu_milli=size * 4_000,
+                memory_mib=size * 32_000,
+            )
+        )
+    return running
+
+
+def _queued(dice: random.Random, workload: int, hosts: int) -> Queued:
+    size, gang = dice.choices(((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (8, 64)), (55, 12, 10, 15, 5, 2, 1))[0]
+    slices = dice.random() < 0.1
+    limit = dice.choice((HOUR, 4 * HOUR, 24 * HOUR, 72 * HOUR))
+    preemptible = dice.random() < 0.6
+    models = () if slices else dice.choice(((MODELS[0],), (MODELS[1],), MODELS, ()))
+    return Queued(
+        id=workload,
+        team=dice.randint(1, TEAMS),
+        project=1,
+        user=dice.randint(1, 500),
+        pool=1,
+        ask=Ask(
+            units=1 if slices else size,
+            hosts=1 if slices else min(gang, hosts),
+            models=models,
+            profile=SLICE if slices else "",
+            cpu_milli=size * 4_000,
+            memory_mib=size * 32_000,
+        ),
+        submitted=NOW - dice.randint(0, 30 * HOUR),
+        max_runtime_seconds=limit,
+        predicted_seconds=dice.randint(limit // 10, limit),
+        priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
+        preemptible=preemptible,
+        may_borrow=preemptible,
+    )
