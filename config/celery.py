@@ -88,6 +88,7 @@ app.conf.update(
         "health": {"task": "telemetry.tasks.health", **_every(5.0, "telemetry")},
         "roll up": {"task": "telemetry.tasks.roll_up", **_every(30.0, "telemetry")},
         "charge": {"task": "telemetry.tasks.charge", **_every(60.0, "money")},
+        "budgets": {"task": "telemetry.tasks.budgets", **_every(60.0, "telemetry")},
         "partitions": {"task": "telemetry.tasks.partitions", **_every(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_every(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_every(10.0, "default")},

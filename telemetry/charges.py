@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F, OuterRef, Q, Subquery, Sum
+from django.db.models import F, Sum
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Project, Reservation
-from scheduler.states import RepairState
 from telemetry.core.charging import (
     Correction,
     Owner,
@@ -35,7 +34,6 @@ from telemetry.models import (
     Charge,
     ChargedUntil,
     CostCentre,
-    GpuStateSeen,
     Rollup,
     SettledAllocation,
     SettledStateChange,
@@ -60,7 +58,6 @@ def charge(now: datetime) -> Charged:
     """Charge every GPU up to the last full hour, and up to whatever began or ended on it since, at most ``now - LAG``."""
     done = Charged()
     limit = whole_second(now - LAG)
-    see_gpu_states(now)
     _begin(limit)
     done.corrections += settle_state_changes(now)
     hour = limit.replace(minute=0, second=0)
@@ -84,18 +81,6 @@ def charge_back(gpu_ids: Collection[int], since: datetime, now: datetime) -> int
         if since < until:
             written += _backward(ids, whole_second(since), until, now)
     return written
-
-
-def see_gpu_states(now: datetime) -> None:
-    """Keep when a GPU's repair state changed; the scheduler keeps only what it is."""
-    last = GpuStateSeen.objects.filter(gpu=OuterRef("pk")).order_by("-at", "-id").values("repair_state")[:1]
-    rows = Gpu.objects.annotate(seen=Subquery(last)).filter(~Q(repair_state=F("seen")) | Q(seen=None))
-    changed = [
-        (pk, state)
-        for pk, state, seen in rows.values_list("pk", "repair_state", "seen")
-        if state != (seen or RepairState.WELL)
-    ]
-    GpuStateSeen.objects.bulk_create([GpuStateSeen(gpu_id=pk, repair_state=state, at=now) for pk, state in changed])
 
 
 def statement_month(moment: datetime) -> date:
@@ -181,7 +166,10 @@ def _write(lines: Sequence[_Line], now: datetime) -> list[Charge]:
         return []
     names = _Names(lines)
     uses = _uses(lines)
-    closed = _months_not_open({statement_month(line.piece.start) for line in lines})
+    months = {statement_month(line.piece.start) for line in lines} | {statement_month(now)}
+    # A month's row is what a close and the charges on their way wait for each other on.
+    Statement.objects.bulk_create([Statement(month=month) for month in sorted(months)], ignore_conflicts=True)
+    closed = _months_not_open(months)
     rows = []
     for index, line in enumerate(lines):
         month = statement_month(line.piece.start)

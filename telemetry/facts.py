@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.db.models import Max
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.core.model import PoolKind
-from scheduler.models import Allocation, BoundUnit, Gpu, HostStateChange, WorkloadKind
+from scheduler.models import Allocation, BoundUnit, Gpu, GpuStateChange, HostStateChange, WorkloadKind
 from scheduler.states import AdminState, LeaseState, RepairState
 from telemetry.core.charging import SLOTS_PER_GPU, Bound, Change, Condition, GpuTime, Hold, Rate, lost_time
-from telemetry.models import GpuStateSeen, Price
+from telemetry.models import Price
 
 HostStates = tuple[str, str, str]  # lease, administrative, repair
 WELL: HostStates = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
@@ -121,8 +120,8 @@ def _changes(gpus: dict[int, GpuFacts], start: datetime, end: datetime) -> dict[
     for row in (*last_before, *after):
         host_changes[row.host_id].append((row.at, (row.lease_state, row.admin_state, row.repair_state)))
     own: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
-    seen_before = GpuStateSeen.objects.filter(gpu__in=gpus, at__lte=start).order_by("gpu", "-at", "-id").distinct("gpu")
-    seen_after = GpuStateSeen.objects.filter(gpu__in=gpus, at__gt=start, at__lt=end).order_by("gpu", "at", "id")
+    seen_before = GpuStateChange.objects.filter(gpu__in=gpus, at__lte=start).order_by("gpu", "-at", "-id").distinct("gpu")
+    seen_after = GpuStateChange.objects.filter(gpu__in=gpus, at__gt=start, at__lt=end).order_by("gpu", "at", "id")
     for seen in (*seen_before, *seen_after):
         own[seen.gpu_id].append((seen.at, seen.repair_state))
     return {gpu.id: _merged(host_changes[gpu.host], own[gpu.id]) for gpu in gpus.values()}
@@ -180,8 +179,3 @@ def last_boundary(gpu: GpuFacts, start: datetime, end: datetime) -> datetime | N
         moments += [bound.start, bound.end]
     moments += [change.at for change in gpu.time.changes]
     return max((moment for moment in moments if moment is not None and start < moment <= end), default=None)
-
-
-def newest_change_of_gpus() -> dict[int, datetime]:
-    """When charging last saw each GPU's repair state change, by GPU id."""
-    return dict(GpuStateSeen.objects.values_list("gpu").annotate(last=Max("at")))

@@ -22,7 +22,7 @@ from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Host, Unit
 from telemetry import strays
-from telemetry.models import Batch, Retention, Rollup, RollupDue, SampleWatermark
+from telemetry.models import Batch, Retention, Rollup, SampleWatermark
 
 log = logging.getLogger(__name__)
 

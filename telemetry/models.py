@@ -282,14 +282,7 @@ class SettledStateChange(models.Model):
     settled_at = models.DateTimeField()
 
 
-class GpuStateSeen(models.Model):
-    """A GPU's repair state as charging saw it change: the scheduler keeps only the present one."""
-
-    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="states_seen")
-    repair_state = models.CharField(max_length=12)
-    at = models.DateTimeField()
-
-    class Meta:
+class Meta:
         indexes = [models.Index(fields=["gpu", "at"])]
 
 
@@ -374,7 +367,7 @@ class Statement(models.Model):
     month = models.DateField(unique=True, help_text="first day")
     state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
     idle_payer = models.CharField(max_length=10, choices=IdlePayer.choices, default=IdlePayer.OPERATOR)
-    currency = models.CharField(max_length=3)
+    currency = models.CharField(max_length=3, default="", blank=True, help_text="set when it closes")
     checks = models.JSONField(default=list, help_text="each check of the close with its figures")
     totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
     digest = models.CharField(max_length=64, default="", blank=True, help_text="SHA-256 of its lines as CSV")

@@ -134,7 +134,7 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
     checks.done()
     with transaction.atomic():
         try:
-            statement = statements.close_month(month=month, closed_by=actor, now=now)
+            statement = statements.close_month(month=month, closed_by=actor, now=now, currency=currency())
         except statements.CannotClose as problem:
             raise Conflict(str(problem), field="month") from None
         audit.record(

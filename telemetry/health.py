@@ -1,0 +1,80 @@
+"""Hardware events to what the table says about them. Closing many hosts at once is left to a person."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+
+from scheduler import locks
+from scheduler.models import Gpu, Host
+from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu
+from telemetry.models import HealthEvent, HealthRule
+
+EVENTS_AT_ONCE = 200
+Action = HealthRule.Action
+HELD_BACK = "held_back"  # the table asked for more than is done without a person
+CLOSES_HOST = (Action.CORDON, Action.DRAIN)
+BREAKER_WINDOW = timedelta(hours=1)
+HOSTS_PER_ACTION = 5  # of so many hosts of a pool one may be closed within the window; one always may
+GPUS_PER_ACTION = 8
+
+
+def handle_events(now: datetime) -> int:
+    """Act on the events that nobody has looked at; how many were acted on. Each is claimed, so two runs act once."""
+    rules = {rule.code: rule for rule in HealthRule.objects.all()}
+    acted = 0
+    waiting = HealthEvent.objects.filter(handled_at=None).select_related("host__pool", "gpu").order_by("at", "pk")
+    for event in waiting[:EVENTS_AT_ONCE]:
+        with transaction.atomic():
+            action = _wanted(event, rules.get(event.code))
+            if action in CLOSES_HOST or action == Action.QUARANTINE_GPU:
+                # Under the lock of the pool's row, so that two runs do not each close the last host that may be closed.
+                locks.pools([event.host.pool_id])
+                action = action if _allowed(event, action, now) else HELD_BACK
+            claimed = HealthEvent.objects.filter(pk=event.pk, handled_at=None)
+            if claimed.update(handled_at=now, action_taken=action) != 1:
+                continue
+            acted += _act(event, action, now)
+    return acted
+
+
+def _wanted(event: HealthEvent, rule: HealthRule | None) -> str:
+    """What the rule says, once the event came often enough; before that it is noted."""
+    if rule is None:
+        return Action.NOTE
+    since = event.at - timedelta(seconds=rule.window_seconds)
+    same = HealthEvent.objects.filter(
+        host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
+    )
+    return rule.action if same.count() >= rule.repeats else Action.NOTE
+
+
+def _allowed(event: HealthEvent, action: str, now: datetime) -> bool:
+    recent = HealthEvent.objects.filter(host__pool=event.host.pool_id, handled_at__gt=now - BREAKER_WINDOW)
+    if action in CLOSES_HOST:
+        closed = set(recent.filter(action_taken__in=CLOSES_HOST).values_list("host", flat=True)) - {event.host_id}
+        hosts = Host.objects.filter(pool=event.host.pool_id).count()
+        return len(closed) < max(1, hosts // HOSTS_PER_ACTION)
+    out = set(recent.filter(action_taken=Action.QUARANTINE_GPU).values_list("gpu", flat=True)) - {event.gpu_id}
+    gpus = Gpu.objects.filter(host__pool=event.host.pool_id, retired_at=None).count()
+    return len(out) < max(1, gpus // GPUS_PER_ACTION)
+
+
+def _act(event: HealthEvent, action: str, now: datetime) -> bool:
+    reason = f"{event.code} {event.detail}".strip()[:300]
+    if action == Action.CORDON:
+        # Nothing new comes, what can go elsewhere goes, and what ran on the broken GPU is stopped and starts elsewhere.
+        changed = cordon_host(event.host, reason=reason, now=now)
+        if changed:
+            move_work_off(event.host, now=now, also_unpreemptible=False)
+        return _quarantine(event, reason, now) or changed
+    if action == Action.DRAIN:
+        return drain_host(event.host, reason=reason, now=now)
+    if action == Action.QUARANTINE_GPU:
+        return _quarantine(event, reason, now)
+    return False
+
+
+def _quarantine(event: HealthEvent, reason: str, now: datetime) -> bool:
+    return event.gpu is not None and quarantine_gpu(event.gpu, reason=reason, now=now)

@@ -1,0 +1,438 @@
+"""A month's statement: what it comes to, its lines, its close. Once closed nothing changes it; late facts go into the open month.
+
+The conservation line of each pool, exact to the ledger's last decimal:
+``charged - margin + uncharged + idle + overhead == cost of the GPUs``, where the right side is worked out from the rate card and
+the GPUs' times alone. ``uncharged`` is work lost to preemption or hardware, ``idle`` what nobody held, ``overhead`` what was
+unwell or in maintenance; ``margin`` is what charged lines bring above their cost, negative for a discount.
+"""
+
+from __future__ import annotations
+
+import csv as csv_module
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, Q, Sum
+
+from scheduler.models import Gpu, Pool, Quota
+from telemetry.core.charging import SLOTS_PER_GPU, asset_cost
+from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
+from telemetry.facts import load_rates
+from telemetry.models import (
+    Bucket,
+    Charge,
+    ChargedUntil,
+    IdlePayer,
+    RollupDue,
+    Statement,
+    StatementLine,
+    StatementState,
+)
+from telemetry.months import bounds, month_of
+
+CHARGED = (Bucket.USED, Bucket.RESERVED_UNUSED)
+UNCHARGED = (Bucket.PREEMPTED, Bucket.HARDWARE_LOST)
+IDLE = (Bucket.UNALLOCATED,)
+OVERHEAD = (Bucket.UNHEALTHY, Bucket.MAINTENANCE)
+HOUR = Decimal(SLOTS_PER_GPU * 3600)
+COLUMNS = (
+    "month", "pool", "cost_centre", "team", "project", "workload_type", "model", "bucket",
+    "gpu_hours", "covered_share", "used_share", "amount", "cost", "currency",
+)  # fmt: skip
+
+
+class CannotClose(Exception):
+    """A month that may not be closed: which check fails, and its figures (``checks``)."""
+
+    def __init__(self, message: str, checks: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.checks = list(checks)
+
+
+@dataclass(frozen=True)
+class Conservation:
+    """A pool's month in ledger decimals. ``holds`` is True when both sides are the same."""
+
+    pool: int
+    pool_name: str
+    charged: Decimal
+    margin: Decimal
+    uncharged: Decimal
+    idle: Decimal
+    overhead: Decimal
+    cost: Decimal
+
+    @property
+    def total(self) -> Decimal:
+        """The left side."""
+        return self.charged - self.margin + self.uncharged + self.idle + self.overhead
+
+    @property
+    def holds(self) -> bool:
+        return self.total == self.cost
+
+    def in_cents(self) -> dict[str, str]:
+        """The line as it is shown: each figure to the cent, and still adding up."""
+        charged, margin, uncharged, idle, overhead = round_parts(
+            [self.charged, -self.margin, self.uncharged, self.idle, self.overhead]
+        )
+        return {
+            "pool": self.pool_name,
+            "charged": str(charged),
+            "margin": str(-margin),
+            "uncharged": str(uncharged),
+            "idle": str(idle),
+            "overhead": str(overhead),
+            "cost": str(rounded(self.cost)),
+        }
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a statement. Shares are of slot-seconds, None when unknown; amounts are in cents."""
+
+    pool: str
+    cost_centre: str
+    team: str
+    project: str
+    workload_type: str
+    model: str
+    bucket: str
+    gpu_hours: Decimal
+    covered_share: float | None
+    used_share: float | None
+    amount: Decimal
+    cost: Decimal
+
+
+def conservation(month: date) -> list[Conservation]:
+    """The line of each pool that has GPUs or charges in the month, by pool name."""
+    sums: dict[int, dict[str, tuple[Decimal, Decimal]]] = defaultdict(dict)
+    rows = Charge.objects.filter(month=month).values("pool", "bucket").annotate(c=Sum("cost"), p=Sum("charged"))
+    for row in rows:
+        sums[row["pool"]][row["bucket"]] = (row["c"], row["p"])
+    costs = asset_costs(month)
+    pools = Pool.objects.filter(pk__in={*sums, *costs}).order_by("name", "pk")
+    return [_conservation_of(pool, sums[pool.pk], costs.get(pool.pk, ZERO)) for pool in pools]
+
+
+def _conservation_of(pool: Pool, by_bucket: dict[str, tuple[Decimal, Decimal]], cost: Decimal) -> Conservation:
+    def cost_of(buckets: Iterable[str]) -> Decimal:
+        return sum((by_bucket.get(bucket, (ZERO, ZERO))[0] for bucket in buckets), ZERO)
+
+    charged = sum((by_bucket.get(bucket, (ZERO, ZERO))[1] for bucket in CHARGED), ZERO)
+    return Conservation(
+        pool=pool.pk,
+        pool_name=pool.name,
+        charged=charged,
+        margin=charged - cost_of(CHARGED),
+        uncharged=cost_of(UNCHARGED),
+        idle=cost_of(IDLE),
+        overhead=cost_of(OVERHEAD),
+        cost=cost,
+    )
+
+
+def asset_costs(month: date) -> dict[int, Decimal]:
+    """What each pool's GPUs cost over the charged part of the month, from the rate card alone, by pool id."""
+    start, end = bounds(month)
+    gpus = list(
+        ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
+            "gpu__host__pool", "gpu__model", "since", "until"
+        )
+    )
+    rates = load_rates({(pool, model) for pool, model, _, _ in gpus})
+    costs: dict[int, Decimal] = defaultdict(Decimal)
+    for pool, model, since, until in gpus:
+        costs[pool] += asset_cost(rates[pool, model], max(since, start), min(until, end))
+    return dict(costs)
+
+
+def lines(month: date) -> list[Line]:
+    """The month's lines: of a closed month the frozen ones, of an open one as they would be now. They sum to the totals exactly."""
+    statement = Statement.objects.filter(month=month).first()
+    if statement is not None and statement.state == StatementState.CLOSED:
+        return [_frozen(row) for row in statement.lines.select_related(None).order_by("pk")]
+    return _lines_now(month, statement.idle_payer if statement else IdlePayer.OPERATOR)
+
+
+def _frozen(row: StatementLine) -> Line:
+    return Line(
+        pool=row.pool_name,
+        cost_centre=row.cost_centre,
+        team=row.team_name,
+        project=row.project_name,
+        workload_type=row.workload_type,
+        model=row.model,
+        bucket=row.bucket,
+        gpu_hours=row.gpu_hours,
+        covered_share=row.covered_share,
+        used_share=row.used_share,
+        amount=row.amount,
+        cost=row.cost,
+    )
+
+
+KEYS = ("pool__name", "cost_centre", "team_name", "project_name", "workload_type", "model", "bucket")
+
+
+def _lines_now(month: date, idle_payer: str) -> list[Line]:
+    groups = list(
+        Charge.objects.filter(month=month)
+        .values(*KEYS)
+        .annotate(
+            slot_sum=Sum("slot_seconds"),
+            held=Sum("slot_seconds", filter=Q(allocation__isnull=False)),
+            covered=Sum("covered_slot_seconds"),
+            used=Sum("used_slot_seconds"),
+            cost_sum=Sum("cost"),
+            charged_sum=Sum("charged"),
+        )
+        .order_by(*KEYS)
+    )
+    amounts = round_parts([group["charged_sum"] for group in groups])
+    costs = round_parts([group["cost_sum"] for group in groups])
+    made = [_line(group, amount, cost) for group, amount, cost in zip(groups, amounts, costs, strict=True)]
+    return [shared for line in made for shared in _share_idle(line, made, idle_payer)]
+
+
+def _line(group: dict[str, Any], amount: Decimal, cost: Decimal) -> Line:
+    held, covered, used = group["held"], group["covered"], group["used"]
+    return Line(
+        pool=group["pool__name"],
+        cost_centre=group["cost_centre"],
+        team=group["team_name"],
+        project=group["project_name"],
+        workload_type=group["workload_type"],
+        model=group["model"],
+        bucket=group["bucket"],
+        gpu_hours=rounded(Decimal(group["slot_sum"]) / HOUR, MICRO),
+        covered_share=min(1.0, (covered or 0.0) / held) if held and held > 0 else None,
+        used_share=used / covered if covered and covered > 0 and used is not None else None,
+        amount=amount,
+        cost=cost,
+    )
+
+
+def _share_idle(line: Line, all_lines: Sequence[Line], idle_payer: str) -> list[Line]:
+    """An idle line in the teams' parts where they pay for it; else as it is."""
+    if line.bucket not in IDLE or idle_payer == IdlePayer.OPERATOR:
+        return [line]
+    weights = _guarantees(line) if idle_payer == IdlePayer.GUARANTEE else _uses(line, all_lines)
+    if not any(weights.values()):
+        return [line]
+    teams = sorted(weights)
+    amounts = split(line.cost, [weights[team] for team in teams], CENT)
+    hours = split(line.gpu_hours, [weights[team] for team in teams], MICRO)
+    centres = _centre_of_teams(all_lines)
+    return [
+        Line(line.pool, centres.get(team, ""), team, "", "", line.model, line.bucket, part, None, None, amount, amount)
+        for team, amount, part in zip(teams, amounts, hours, strict=True)
+    ]
+
+
+def _guarantees(line: Line) -> dict[str, Decimal]:
+    rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list("team__name", "guaranteed_slots")
+    return {team: Decimal(slots) for team, slots in rows}
+
+
+def _uses(line: Line, all_lines: Sequence[Line]) -> dict[str, Decimal]:
+    weights: dict[str, Decimal] = defaultdict(Decimal)
+    for other in all_lines:
+        if other.pool == line.pool and other.model == line.model and other.bucket in CHARGED and other.gpu_hours > 0:
+            weights[other.team] += other.gpu_hours
+    return dict(weights)
+
+
+def _centre_of_teams(all_lines: Sequence[Line]) -> dict[str, str]:
+    """The cost centre that bears most of each team's charges."""
+    amounts: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    for line in all_lines:
+        amounts[line.team, line.cost_centre] += line.amount
+    best: dict[str, str] = {}
+    for (team, centre), _ in sorted(amounts.items(), key=lambda item: (-item[1], item[0])):
+        best.setdefault(team, centre)
+    return best
+
+
+def totals(month: date) -> dict[str, Any]:
+    """The month in a few figures: charged and cost to the cent, GPU-hours by bucket, and the conservation line of each pool."""
+    statement = Statement.objects.filter(month=month).first()
+    if statement is not None and statement.state == StatementState.CLOSED:
+        return dict(statement.totals)
+    return _totals_now(month)
+
+
+def _totals_now(month: date) -> dict[str, Any]:
+    pools = conservation(month)
+    hours = Charge.objects.filter(month=month).values("bucket").annotate(slot_sum=Sum("slot_seconds"))
+    return {
+        "charged": str(rounded(sum((pool.charged for pool in pools), ZERO))),
+        "cost": str(rounded(sum((pool.cost for pool in pools), ZERO))),
+        "gpu_hours": {
+            row["bucket"]: str(rounded(Decimal(row["slot_sum"]) / HOUR, MICRO)) for row in hours.order_by("bucket")
+        },
+        "pools": [pool.in_cents() for pool in pools],
+        "exact": [
+            {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost), "holds": pool.holds}
+            for pool in pools
+        ],
+    }
+
+
+def checks(month: date) -> list[dict[str, Any]]:
+    """Everything that has to be so before a month is closed: ``{"check", "ok", "figures"}`` each."""
+    start, end = bounds(month)
+    behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
+    behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
+    never = Gpu.objects.filter(charged=None, created_at__lt=end)
+    month_lines = Charge.objects.filter(month=month)
+    unpriced = month_lines.filter(price=None).values("model").annotate(count=Count("pk")).order_by("model")
+    left = conservation(month)
+    seconds = _seconds_by_gpu(month, start, end)
+    due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
+    no_centre = month_lines.filter(bucket__in=CHARGED, cost_centre="", reversal=False)
+    return [
+        _check("every GPU is charged to the end of the month", not behind.exists() and not never.exists(), {
+            "behind": behind.count(), "never": never.count(),
+        }),
+        _check("every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}),
+        _check("every charged line has a cost centre", not no_centre.exists(), {
+            "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],
+        }),
+        _check("every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}),
+        _check(
+            "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool",
+            all(pool.holds for pool in left),
+            {"pools": [{"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in left]},
+        ),
+        _check("every sample of the month is rolled up", due == 0, {"due": due}),
+    ]  # fmt: skip
+
+
+def _check(words: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
+    return {"check": words, "ok": ok, "figures": figures}
+
+
+def _seconds_by_gpu(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """GPUs whose lines do not cover their time once. Corrections of older months sum to nothing, so they do not disturb."""
+    written = dict(
+        Charge.objects.filter(month=month).values_list("gpu").annotate(slot_sum=Sum("slot_seconds")).order_by("gpu")
+    )
+    wrong = []
+    for gpu, since, until in ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
+        "gpu", "since", "until"
+    ):
+        wanted = int((min(until, end) - max(since, start)).total_seconds()) * SLOTS_PER_GPU
+        if written.get(gpu, 0) != wanted:
+            wrong.append({"gpu": gpu, "slot_seconds": written.get(gpu, 0), "expected": wanted})
+    return wrong
+
+
+@transaction.atomic
+def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "") -> Statement:
+    """Close a month that is over: nothing is charged to it from here on, the checks run, its lines are frozen and digested.
+
+    Raises CannotClose when it is not over, closed already, or a check fails; then everything is as it was.
+    """
+    if month.day != 1:
+        raise CannotClose(f"month is {month}; allowed: the first day of a month.")
+    if month >= month_of(now):
+        raise CannotClose(f"month is {month:%Y-%m}; allowed: a month that is over.")
+    Statement.objects.bulk_create([Statement(month=month)], ignore_conflicts=True)
+    # From here on the trigger on charges refuses this month; a charge on its way is waited for by this UPDATE.
+    if not _move(month, StatementState.OPEN, StatementState.CLOSING):
+        raise CannotClose(f"month is {month:%Y-%m}; it is closed already.")
+    found = checks(month)
+    failed = [check for check in found if not check["ok"]]
+    if failed:
+        raise CannotClose(
+            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']} ({failed[0]['figures']}).", found
+        )
+    statement = Statement.objects.get(month=month)
+    frozen = _lines_now(month, statement.idle_payer)
+    StatementLine.objects.bulk_create([_row(statement, line) for line in frozen], batch_size=2_000)
+    text = _csv(month, frozen, currency)
+    closed = _move(
+        month,
+        StatementState.CLOSING,
+        StatementState.CLOSED,
+        checks=found,
+        totals=_totals_now(month),
+        currency=currency,
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        closed_at=now,
+        closed_by=closed_by,
+    )
+    assert closed, "the row is locked by this transaction"
+    statement.refresh_from_db()
+    return statement
+
+
+def _move(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:
+    return Statement.objects.filter(month=month, state=old).update(state=new, **also) == 1
+
+
+def _row(statement: Statement, line: Line) -> StatementLine:
+    return StatementLine(
+        statement=statement,
+        pool_name=line.pool,
+        cost_centre=line.cost_centre,
+        team_name=line.team,
+        project_name=line.project,
+        workload_type=line.workload_type,
+        model=line.model,
+        bucket=line.bucket,
+        gpu_hours=line.gpu_hours,
+        covered_share=line.covered_share,
+        used_share=line.used_share,
+        amount=line.amount,
+        cost=line.cost,
+    )
+
+
+def csv(month: date, currency: str = "") -> str:
+    """The month's lines as CSV with a header; of a closed month the very bytes that its digest is of."""
+    statement = Statement.objects.filter(month=month).first()
+    if statement is not None and statement.state == StatementState.CLOSED:
+        currency = statement.currency
+    return _csv(month, lines(month), currency)
+
+
+def _csv(month: date, rows: Iterable[Line], currency: str) -> str:
+    out = io.StringIO()
+    writer = csv_module.writer(out, lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    for line in rows:
+        writer.writerow(
+            [
+                f"{month:%Y-%m}",
+                *(_harmless(text) for text in (line.pool, line.cost_centre, line.team, line.project)),
+                line.workload_type,
+                line.model,
+                line.bucket,
+                f"{line.gpu_hours:f}",
+                _share(line.covered_share),
+                _share(line.used_share),
+                f"{line.amount:f}",
+                f"{line.cost:f}",
+                currency,
+            ]
+        )
+    return out.getvalue()
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.4f}"
+
+
+def _harmless(text: str) -> str:
+    """Names are people's: one that a spreadsheet would run as a formula is shown as text."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

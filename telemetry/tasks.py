@@ -1,0 +1,52 @@
+"""Ticks of telemetry and money. Each does what waits in rows, may run at any time and twice at once, and is over in seconds."""
+
+from __future__ import annotations
+
+import structlog
+from celery import shared_task
+from django.utils import timezone
+
+from telemetry import agent_api, budgets, charges, health, ingest, partitions, rollups
+
+log = structlog.get_logger(__name__)
+
+
+@shared_task(name="telemetry.tasks.ingest_stream")
+def ingest_stream() -> None:
+    """Bring what waits on the stream into the database."""
+    connection = agent_api.connection()
+    # What arrives from now on needs a nudge of its own.
+    connection.delete(agent_api.NUDGED)
+    done = ingest.drain(connection, timezone.now())
+    if done.rejected:
+        log.warning("samples rejected", rows=done.rejected, batches=done.batches)
+
+
+@shared_task(name="telemetry.tasks.roll_up")
+def roll_up() -> None:
+    """Roll up what is marked as due."""
+    rollups.roll_up_due(timezone.now())
+
+
+@shared_task(name="telemetry.tasks.charge")
+def charge() -> None:
+    """Charge what is over, and correct what became known late."""
+    charges.charge(timezone.now())
+
+
+@shared_task(name="telemetry.tasks.partitions")
+def keep_partitions() -> None:
+    """Partitions ahead, old days away."""
+    partitions.keep_partitions(timezone.now())
+
+
+@shared_task(name="telemetry.tasks.health")
+def act_on_health() -> None:
+    """Do what the table says about hardware events."""
+    health.handle_events(timezone.now())
+
+
+@shared_task(name="telemetry.tasks.budgets")
+def watch_budgets() -> None:
+    """Compare budgets with what was spent; close and open gates."""
+    budgets.watch_budgets(timezone.now())

@@ -1,0 +1,20 @@
+"""Fixtures of the telemetry tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.telemetry.rows import at, cost_centre, price
+from tests.world import A100, H100, World, world
+
+__all__ = ["rates", "world"]
+
+
+@pytest.fixture
+def rates(world: World) -> World:
+    """The world with a rate card (H100 2.40, A100 1.10 an hour, at cost) and a cost centre per team since 1 March."""
+    for model, cost in ((H100, "2.40"), (A100, "1.10")):
+        price(model, cost, since=at(0, day=1))
+    for each, code in ((world.vision, "CC-100"), (world.language, "CC-200"), (world.robotics, "CC-300")):
+        cost_centre(each, code, at(0, day=1))
+    return world

@@ -1,0 +1,239 @@
+"""Charge lines from rows: split where things change, priced by the card in force, corrected and never edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from decimal import Decimal
+
+import pytest
+from django.db import DatabaseError, transaction
+
+from scheduler.services.hosts import quarantine_gpu, return_gpu
+from telemetry.charges import charge, charge_back
+from telemetry.core.charging import asset_cost
+from telemetry.facts import load_rates
+from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
+from tests.telemetry.rows import at, end_hold, hold, host_state, price, reservation, workload
+from tests.world import H100, World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def net(field: str = "slot_seconds", **filters: object) -> dict[str, object]:
+    """The sum of a column by bucket; buckets that sum to nothing are left out."""
+    sums: dict[str, object] = defaultdict(int)
+    for line in Charge.objects.filter(**filters):
+        sums[line.bucket] += getattr(line, field)
+    return {bucket: total for bucket, total in sums.items() if total}
+
+
+def hours(**filters: object) -> dict[str, float]:
+    return {bucket: round(total / 840 / 3600, 4) for bucket, total in net(**filters).items()}
+
+
+def assert_conserved() -> None:
+    """Per GPU: lines cover its time once, and cost what the rate card says it costs."""
+    for done in ChargedUntil.objects.select_related("gpu__host"):
+        lines = Charge.objects.filter(gpu=done.gpu_id)
+        seconds = int((done.until - done.since).total_seconds())
+        assert sum(line.slot_seconds for line in lines) == 840 * seconds
+        key = (done.gpu.host.pool_id, done.gpu.model)
+        assert sum(line.cost for line in lines) == asset_cost(load_rates({key})[key], done.since, done.until)
+
+
+def test_a_job_is_charged_for_the_time_it_held_and_the_rest_of_the_gpu_is_free(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(9, 10), at(10, 40), end_code="finished")
+    charge(at(12, 5))
+    assert hours(gpu=unit.gpu) == {"used": 1.5, "unallocated": 1.5}
+    lines = Charge.objects.filter(allocation=allocation)
+    assert sum(line.charged for line in lines) == Decimal("3.60")
+    line = lines.first()
+    assert line is not None
+    assert (line.team_name, line.cost_centre, line.user_name, line.workload_type) == (
+        "Vision", "CC-100", "vision-1", "training",
+    )
+    assert_conserved()
+
+
+def test_charging_again_adds_nothing(rates: World) -> None:
+    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9, 10), at(10, 40), end_code="finished")
+    charge(at(12, 5))
+    before = Charge.objects.count()
+    charge(at(12, 6))
+    charge(at(12, 7))
+    assert Charge.objects.count() == before
+
+
+def test_what_is_over_is_charged_at_once_and_what_goes_on_at_the_full_hour(rates: World) -> None:
+    alpha = units_of(rates.hosts["alpha"])
+    over = hold(workload(rates, rates.vision), alpha[0], at(9, 0), at(9, 20), end_code="finished")
+    going = hold(workload(rates, rates.vision), alpha[1], at(9, 0))
+    charge(at(9, 30))
+    assert Charge.objects.filter(allocation=over).count() == 1
+    assert not Charge.objects.filter(allocation=going).exists()
+    charge(at(10, 2))
+    assert sum(line.slot_seconds for line in Charge.objects.filter(allocation=going)) == 840 * 3600
+    assert_conserved()
+
+
+def test_a_preempted_job_is_given_back_what_it_lost_since_its_checkpoint(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.language), unit, at(9, 0))
+    charge(at(12, 30))
+    assert hours(allocation=allocation) == {"used": 3.0}
+    end_hold(allocation, at(12, 45), "killed_at_grace", checkpoint=at(11, 30))
+    charge(at(13, 10))
+    assert hours(allocation=allocation) == {"used": 2.5, "preempted": 1.25}
+    assert net("charged", allocation=allocation) == {"used": Decimal("6.00")}
+    corrected = Charge.objects.filter(reversal=True)
+    assert {line.corrects_id for line in corrected} <= set(Charge.objects.values_list("pk", flat=True))
+    assert_conserved()
+    assert SettledAllocation.objects.filter(allocation=allocation).exists()
+
+
+def test_work_lost_with_its_host_is_not_charged(rates: World) -> None:
+    unit = units_of(rates.hosts["beta"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
+    charge(at(11, 30))
+    host_state(rates.hosts["beta"], at(11, 35), lease="silent")
+    end_hold(allocation, at(11, 40), "host_lost", checkpoint=at(10, 0))
+    charge(at(12, 10))
+    assert hours(allocation=allocation) == {"used": 1.0, "hardware_lost": round(100 / 60, 4)}
+    assert hours(gpu=unit.gpu)["unhealthy"] == round(20 / 60, 4)
+    assert_conserved()
+
+
+def test_an_end_that_is_learnt_late_corrects_what_was_charged_beyond_it(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
+    charge(at(12, 5))
+    end_hold(allocation, at(10, 30), "finished")
+    charge(at(12, 6))
+    assert hours(allocation=allocation) == {"used": 1.5}
+    assert hours(gpu=unit.gpu) == {"used": 1.5, "unallocated": 1.5}
+    assert_conserved()
+
+
+def test_a_state_of_a_host_that_is_written_late_moves_the_time_it_is_about(rates: World) -> None:
+    charge(at(12, 5))
+    host_state(rates.hosts["alpha"], at(10, 0), admin="maintenance")
+    host_state(rates.hosts["alpha"], at(11, 0))
+    charge(at(12, 10))
+    assert hours(gpu__host=rates.hosts["alpha"]) == {"unallocated": 16.0, "maintenance": 8.0}
+    assert_conserved()
+
+
+def test_a_quarantined_gpu_is_unhealthy_until_it_is_returned_and_the_others_of_its_host_are_well(rates: World) -> None:
+    gpu, other = (unit.gpu for unit in units_of(rates.hosts["alpha"])[:2])
+    quarantine_gpu(gpu, reason="xid:48", now=at(10, 30))
+    return_gpu(gpu, reason="reset", now=at(12, 0))
+    charge(at(13, 5))
+    assert hours(gpu=gpu) == {"unallocated": 2.5, "unhealthy": 1.5}
+    assert hours(gpu=other) == {"unallocated": 4.0}
+
+
+def test_a_reservation_is_charged_for_its_window_whether_used_or_not(rates: World) -> None:
+    units = units_of(rates.hosts["alpha"])[:2]
+    booked = reservation(rates, rates.robotics, units, at(9, 0), at(12, 0))
+    work = workload(rates, rates.robotics, reservation=booked)
+    hold(work, units[0], at(10, 0), at(11, 0), end_code="finished", reservation=booked)
+    charge(at(13, 5))
+    assert hours(reservation=booked) == {"reserved_unused": 5.0, "used": 1.0}
+    assert net("charged", reservation=booked) == {"reserved_unused": Decimal("12.00"), "used": Decimal("2.40")}
+    assert set(Charge.objects.filter(reservation=booked).values_list("cost_centre", flat=True)) == {"CC-300"}
+
+
+def test_the_owner_of_a_static_pool_pays_for_it_also_while_it_is_empty(rates: World) -> None:
+    charge(at(10, 5))
+    lines = Charge.objects.filter(pool=rates.static)
+    assert {(line.bucket, line.team_name, line.cost_centre) for line in lines} == {("reserved_unused", "Vision", "CC-100")}
+    assert sum(line.charged for line in lines) == Decimal("4.40")
+
+
+def test_slices_of_one_gpu_are_charged_to_their_teams_by_their_slots(rates: World) -> None:
+    slices = units_of(rates.hosts["gamma"], "1g.5gb")[:2]
+    hold(workload(rates, rates.vision), slices[0], at(9, 0), at(11, 0), end_code="finished")
+    hold(workload(rates, rates.language), slices[1], at(10, 0), at(11, 0), end_code="finished")
+    charge(at(11, 5))
+    assert slices[0].gpu_id == slices[1].gpu_id
+    by_team = {name: hours(gpu=slices[0].gpu, team_name=name) for name in ("Vision", "Language")}
+    assert by_team == {"Vision": {"used": round(2 / 7, 4)}, "Language": {"used": round(1 / 7, 4)}}
+    assert_conserved()
+
+
+def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates: World) -> None:
+    price(H100, "4.80", since=at(10, 30))
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(10, 0), at(11, 0), end_code="finished")
+    charge(at(12, 5))
+    lines = Charge.objects.filter(allocation=allocation).order_by("start")
+    assert [(line.start, line.charged) for line in lines] == [(at(10, 0), Decimal("1.20")), (at(10, 30), Decimal("2.40"))]
+    assert_conserved()
+
+
+def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_a_margin(rates: World) -> None:
+    price(H100, "2.00", "3.00", since=at(0, day=1), pool=rates.shared)
+    allocation = hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(10), end_code="finished")
+    charge(at(10, 5))
+    line = Charge.objects.get(allocation=allocation)
+    assert (line.cost, line.charged) == (Decimal("2.00"), Decimal("3.00"))
+
+
+def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
+    charge(at(12, 5))
+    with pytest.raises(DatabaseError, match="already charged"), transaction.atomic():
+        price(H100, "9.99", since=at(11, 0))
+    assert price(H100, "9.99", since=at(13, 0)).pk
+
+
+@pytest.mark.parametrize("model", [Charge, Price])
+def test_the_ledger_and_the_rate_card_refuse_every_edit(rates: World, model: type[Charge] | type[Price]) -> None:
+    charge(at(10, 5))
+    with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
+        model.objects.update(model="forged")
+    with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
+        model.objects.all()._raw_delete(using="default")
+
+
+def test_a_late_fact_about_a_closed_month_is_corrected_in_the_open_one(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
+    charge(at(0, 5, day=31) + dt.timedelta(days=2))
+    Statement.objects.filter(month=dt.date(2026, 3, 1)).update(state="closing")
+    in_march = Charge.objects.filter(month=dt.date(2026, 3, 1)).count()
+    end_hold(allocation, at(12, 0, day=31), "finished")
+    charge(dt.datetime(2026, 4, 2, 1, tzinfo=dt.UTC))
+    assert Charge.objects.filter(month=dt.date(2026, 3, 1)).count() == in_march
+    late = Charge.objects.filter(month=dt.date(2026, 4, 1), corrects__month=dt.date(2026, 3, 1))
+    assert sum(line.slot_seconds for line in late) == 0
+    assert sum(line.cost for line in late) == 0
+    assert sum(line.charged for line in late) == Decimal("-28.80")  # twelve hours of 31 March
+    assert_conserved()
+
+
+def test_a_charge_cannot_be_put_into_a_month_that_closes(rates: World) -> None:
+    charge(at(10, 5))
+    Statement.objects.filter(month=dt.date(2026, 3, 1)).update(state="closing")
+    line = Charge.objects.first()
+    assert line is not None
+    line.pk = None
+    with pytest.raises(DatabaseError, match="open month"), transaction.atomic():
+        line.save(force_insert=True)
+
+
+def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(rates: World) -> None:
+    charge(at(12, 5))
+    unit = units_of(rates.hosts["alpha"])[0]
+    hold(workload(rates, rates.vision, simulated=True), unit, at(20, day=1), at(2), end_code="finished")
+    charge_back([unit.gpu_id], at(18, day=1), at(12, 6))
+    assert ChargedUntil.objects.get(gpu=unit.gpu_id).since == at(18, day=1)
+    assert hours(gpu=unit.gpu) == {"used": 6.0, "unallocated": 12.0}
+    assert Charge.objects.filter(gpu=unit.gpu, simulated=True, bucket="used").exists()
+    assert_conserved()
+
+
+def test_a_gpu_without_a_price_is_charged_nothing_and_says_that_it_has_none(world: World) -> None:
+    charge(at(10, 5))
+    assert set(Charge.objects.values_list("price", "cost", "charged")) == {(None, Decimal(0), Decimal(0))}
