@@ -1,0 +1,75 @@
+"""What nobody holds right now, by model: for the home page and the request form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from django.db.models import Count, Exists, OuterRef, Q
+
+from portal import policy
+from portal.models import User
+from portal.selectors import use
+from scheduler.models import Allocation, BoundUnit, Pool, Unit
+from scheduler.states import AdminState, LeaseState, RepairState
+
+
+@dataclass(frozen=True)
+class FreeLine:
+    """One model (or one slice of it) of one pool, in units. ``price`` is of one unit for an hour."""
+
+    pool: Pool
+    model: str
+    profile: str
+    total: int
+    free: int
+    free_on_one_host: int
+    slots: int
+    memory_mib: int
+    price: Decimal | None
+
+
+def free_now(user: User, now: datetime, card: use.Prices | None = None) -> list[FreeLine]:
+    """Every model and profile of the pools the person may use; those that are all taken too. Two queries, or three with prices."""
+    pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
+    held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
+    bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
+    is_free = ~Exists(held) & ~Exists(bound) & Q(
+        gpu__repair_state=RepairState.WELL,
+        gpu__host__lease_state=LeaseState.ALIVE,
+        gpu__host__admin_state=AdminState.IN_SERVICE,
+        gpu__host__repair_state=RepairState.WELL,
+    )  # fmt: skip
+    rows = (
+        Unit.objects.filter(gpu__host__pool__in=pools, retired_at=None, gpu__retired_at=None)
+        .values_list("gpu__host__pool_id", "gpu__model", "profile", "gpu__host_id", "memory_mib", "slots")
+        .annotate(total=Count("pk"), free=Count("pk", filter=is_free))
+        .order_by()
+    )
+    sums: dict[tuple[int, str, str], dict[str, int]] = {}
+    by_host: dict[tuple[int, str, str], dict[int, int]] = {}
+    for pool, model, profile, host, memory, slots, total, free in rows:
+        key = (pool, model, profile)
+        line = sums.setdefault(key, {"total": 0, "free": 0, "slots": slots.upper - slots.lower, "memory": memory})
+        line["total"] += total
+        line["free"] += free
+        hosts = by_host.setdefault(key, {})
+        hosts[host] = hosts.get(host, 0) + free
+    card = card or use.prices(now)
+    lines = [
+        FreeLine(
+            pool=pools[pool],
+            model=model,
+            profile=profile,
+            total=line["total"],
+            free=line["free"],
+            free_on_one_host=max(by_host[pool, model, profile].values()),
+            slots=line["slots"],
+            memory_mib=line["memory"],
+            price=card.of(pool, model, line["slots"]),
+        )
+        for (pool, model, profile), line in sums.items()
+    ]
+    # Shared pools first; in a pool the dearest model first, whole GPUs before slices.
+    return sorted(lines, key=lambda x: (x.pool.team_id is not None, x.pool.name, -(x.memory_mib if not x.profile else 0), x.model, x.profile))

@@ -1,0 +1,159 @@
+"""What workloads use and cost, for many of them at once. Unknown is None, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+from django.db.models import F, Max, Min, Q, Sum
+from django.db.models.functions import Trunc
+
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Allocation, Team
+from telemetry.core.money import rounded
+from telemetry.models import Charge, Price, Rollup
+
+BACK = timedelta(hours=2)
+STEP = timedelta(minutes=2)
+FRESH = timedelta(minutes=4)  # an older reading is not "now"
+
+
+@dataclass(frozen=True)
+class Use:
+    """Shares of 1, evenly spaced over the last two hours, and the latest reading. None is unknown."""
+
+    values: list[float | None] = field(default_factory=list)
+    latest: float | None = None
+    sm_active: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return any(value is not None for value in self.values)
+
+
+class Prices:
+    """The rate card in force at one moment."""
+
+    def __init__(self, rows: Iterable[Price]) -> None:
+        self._newest: dict[tuple[int | None, str], Price] = {}
+        for row in rows:
+            known = self._newest.get((row.pool_id, row.model))
+            if known is None or known.valid_from < row.valid_from:
+                self._newest[row.pool_id, row.model] = row
+
+    def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
+        """What an hour of ``slots`` of a model is charged; a pool's own price goes before the one for every pool."""
+        row = self._newest.get((pool, model)) or self._newest.get((None, model))
+        return None if row is None else row.price_per_gpu_hour * slots / SLOTS_PER_GPU
+
+
+def prices(now: datetime) -> Prices:
+    """The rate card of this moment, in one query."""
+    return Prices(Price.objects.filter(valid_from__lte=now))
+
+
+def sum_of(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """The rounded sum; None when a part of it is unknown."""
+    total = Decimal(0)
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return rounded(total)
+
+
+def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, Decimal]:
+    """What each has cost so far: its charges, and what it held since they were last written, at today's price."""
+    lines = Charge.objects.filter(workload__in=workloads).values_list("workload_id").annotate(sum=Sum("charged"))
+    sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount in lines}
+    held = Allocation.objects.filter(workload__in=workloads).filter(
+        Q(period__upper_inf=True) | Q(unit__gpu__charged__isnull=True) | Q(period__endswith__gt=F("unit__gpu__charged__until"))
+    )
+    columns = ("workload_id", "period", "slots", "unit__gpu__model", "unit__gpu__host__pool_id", "unit__gpu__charged__until")
+    for workload, period, slots, model, pool, charged_until in held.values_list(*columns):
+        start = max(period.lower, charged_until) if charged_until else period.lower
+        seconds = int((min(period.upper or now, now) - start).total_seconds())
+        price = card.of(pool, model, slots.upper - slots.lower)
+        if seconds > 0 and price is not None:
+            sums[workload] = sums.get(workload, Decimal(0)) + price * seconds / 3600
+    return {pk: rounded(amount) for pk, amount in sums.items()}
+
+
+def of_workloads(workloads: Collection[int], now: datetime) -> dict[int, Use]:
+    """Utilisation of each over the last two hours, from rollups of a minute, in one query."""
+    since = (now - BACK).replace(second=0, microsecond=0)
+    rows = (
+        Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE, bucket__gte=since, allocation__workload__in=workloads)
+        .annotate(minute=Trunc("bucket", "minute"))
+        .values_list("allocation__workload_id", "minute")
+        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), sm=Sum("sm_active_seconds"))
+        .order_by("minute")
+    )
+    gathered: dict[int, list[tuple[datetime, float | None, float, float | None]]] = {}
+    for workload, minute, used, covered, sm in rows:
+        gathered.setdefault(workload, []).append((minute, used, covered or 0.0, sm))
+    return {pk: _use(readings, since, now) for pk, readings in gathered.items()}
+
+
+def _use(readings: Sequence[tuple[datetime, float | None, float, float | None]], since: datetime, now: datetime) -> Use:
+    steps = int(BACK / STEP)
+    used: list[float] = [0.0] * steps
+    covered: list[float] = [0.0] * steps
+    latest: float | None = None
+    sm_active: float | None = None
+    for minute, used_seconds, covered_seconds, sm_seconds in readings:
+        if used_seconds is None or covered_seconds <= 0:
+            continue
+        step = min(steps - 1, int((minute - since) / STEP))
+        used[step] += used_seconds
+        covered[step] += covered_seconds
+        if now - minute <= FRESH:
+            latest = min(1.0, used_seconds / covered_seconds)
+            sm_active = None if sm_seconds is None else min(1.0, sm_seconds / covered_seconds)
+    values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
+    # The newest step is often not rolled up yet: it is not a gap in the telemetry.
+    while values and values[-1] is None and len(values) > steps - 2:
+        values.pop()
+    return Use(values, latest, sm_active)
+
+
+def hours_of(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
+    """(hour or minute, share of utilisation, memory in MiB at its highest) over a workload's life, for its chart.
+
+    By minute for the last six hours of it, else by hour.
+    """
+    first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
+    resolution = Rollup.Resolution.MINUTE if first is None or now - first < timedelta(hours=6) else Rollup.Resolution.HOUR
+    rows = (
+        Rollup.objects.filter(resolution=resolution, allocation__workload=workload)
+        .values_list("bucket")
+        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), memory=Max("memory_used_max_mib"))
+        .order_by("-bucket")[:1500]
+    )
+    found = [(bucket, used / covered if used is not None and covered else None, memory) for bucket, used, covered, memory in rows]
+    return found[::-1]
+
+
+def month_of(now: datetime) -> date:
+    """The month that a moment's charges stand in."""
+    return now.astimezone(UTC).date().replace(day=1)
+
+
+def spent_by_teams(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
+    """What each team was charged in a month so far."""
+    rows = Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
+    return {team: rounded(Decimal(amount)) for team, amount in rows}
+
+
+def charges_of(workload: int) -> list[dict[str, object]]:
+    """A workload's charge lines by day and bucket."""
+    rows = (
+        Charge.objects.filter(workload=workload)
+        .annotate(day=Trunc("start", "day"))
+        .values("day", "bucket", "model", "reversal")
+        .annotate(slot_seconds=Sum("slot_seconds"), used=Sum("used_slot_seconds"), amount=Sum("charged"))
+        .order_by("day", "bucket", "reversal")
+    )
+    return [dict(row) for row in rows]

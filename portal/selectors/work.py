@@ -1,0 +1,268 @@
+"""Workloads with everything a card or a row shows of them: where they are, what they use, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from django.db.models import Count, F, Q, QuerySet, Sum
+
+from portal import policy
+from portal.models import Submission, SubmissionState, User
+from portal.selectors import use
+from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    MaintenanceWindow,
+    Quota,
+    Reservation,
+    Run,
+    Team,
+    Workload,
+    WorkloadKind,
+)
+from scheduler.states import ReservationState, WorkloadState
+from telemetry.models import Budget
+
+RELATED = ("project__team", "pool", "owner", "reservation")
+PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
+SLOTS = F("slots__endswith") - F("slots__startswith")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One unit that a workload holds or held. ``slots``: 840 is one GPU."""
+
+    host: str
+    gpu: int
+    model: str
+    profile: str
+    uuid: str
+    slots: int
+    simulated: bool
+    since: datetime
+
+
+@dataclass
+class Piece:
+    """A workload and what is shown of it. ``run`` is the first of its present attempt; ``ahead_of`` how many wait in its pool."""
+
+    workload: Workload
+    run: Run | None = None
+    held: list[Held] = field(default_factory=list)
+    waiting: int = 0
+    use: use.Use = field(default_factory=use.Use)
+    cost: Decimal | None = None
+    price_per_hour: Decimal | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether readings of its GPUs are simulated."""
+        return self.workload.simulated or any(unit.simulated for unit in self.held)
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When its longest runtime, or its reservation, is over; None before it is placed."""
+        since = min((unit.since for unit in self.held), default=None)
+        if since is None:
+            return None
+        end = since + timedelta(seconds=self.workload.max_runtime_seconds)
+        return min(end, self.workload.reservation.end) if self.workload.reservation else end
+
+
+def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = True) -> list[Piece]:
+    """Everything shown of these workloads, in their order. The number of queries does not depend on how many they are."""
+    found = {workload.pk: Piece(workload) for workload in workloads}
+    if not found:
+        return []
+    for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related("host"):
+        found[run.workload_id].run = run
+    for allocation in held_by(found):
+        found[allocation.workload_id].held.append(_held(allocation))
+    counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
+    prices = use.prices(now)
+    costs = use.costs(list(found), now, prices)
+    used = use.of_workloads([pk for pk, piece in found.items() if piece.held], now) if with_use else {}
+    for pk, piece in found.items():
+        piece.waiting = counts.get(piece.workload.pool_id, 0)
+        piece.cost = costs.get(pk)
+        piece.use = used.get(pk, piece.use)
+        piece.price_per_hour = _price_per_hour(piece, prices)
+    return list(found.values())
+
+
+def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
+    """Open allocations of these workloads, by host and GPU."""
+    found = Allocation.objects.filter(workload__in=list(workloads), period__upper_inf=True)
+    return found.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index", "slots")
+
+
+def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
+    """How many wait in each pool, whoever they belong to: a number tells nothing of anybody."""
+    rows = Workload.objects.filter(pool__in=pools, state=WorkloadState.QUEUED).values_list("pool_id").annotate(n=Count("pk"))
+    return dict(rows)
+
+
+def own_open(user: User) -> QuerySet[Workload]:
+    """A person's work that has not ended: what runs first, then what starts, then what waits."""
+    mine = policy.visible_workloads(user).filter(owner=user).exclude(state=WorkloadState.ENDED)
+    return mine.select_related(*RELATED).order_by(F("position").asc(nulls_first=True), "submitted_at", "pk")
+
+
+def own_ended(user: User, since: datetime) -> QuerySet[Workload]:
+    """A person's work that ended since a moment, the latest first."""
+    mine = policy.visible_workloads(user).filter(owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False)
+    return mine.select_related(*RELATED).order_by("-ended_at", "-pk")
+
+
+def listed(user: User, kind: str) -> QuerySet[Workload]:
+    """Every notebook or every job that the person may see."""
+    return policy.visible_workloads(user).filter(kind=kind).select_related(*RELATED)
+
+
+def attempts(workload: Workload) -> list[dict[str, object]]:
+    """Each attempt of a workload, the latest first: its runs and the units it held."""
+    runs = list(workload.runs.select_related("host").order_by("-attempt", "rank"))
+    held: dict[int, list[Held]] = {}
+    rows = Allocation.objects.filter(workload=workload).select_related("unit__gpu__host", "run")
+    for allocation in rows.order_by("unit__gpu__host__name", "unit__gpu__index", "slots"):
+        held.setdefault(allocation.run.attempt, []).append(_held(allocation))
+    by_number: dict[int, list[Run]] = {}
+    for run in runs:
+        by_number.setdefault(run.attempt, []).append(run)
+    return [{"number": number, "runs": some, "held": held.get(number, [])} for number, some in by_number.items()]
+
+
+# -- a team ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuotaLine:
+    """A team's guarantee of one model in one pool and what it holds now, in GPUs."""
+
+    pool: str
+    model: str
+    guaranteed: float
+    held: float
+    borrow_limit: float | None
+
+    @property
+    def borrowed(self) -> float:
+        return max(0.0, self.held - self.guaranteed)
+
+
+@dataclass(frozen=True)
+class TeamPanel:
+    team: Team
+    lines: list[QuotaLine]
+    budget: Decimal | None
+    spent: Decimal | None
+
+
+def team_panels(user: User, now: datetime) -> list[TeamPanel]:
+    """Each team the person is in: its guarantees, what it holds, and this month's budget."""
+    teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
+    if not teams:
+        return []
+    held = held_now([team.pk for team in teams], now)
+    quotas = Quota.objects.filter(team__in=teams).select_related("pool").order_by("pool__name", "-model")
+    lines: dict[int, list[QuotaLine]] = {}
+    for quota in quotas:
+        slots = held.get((quota.team_id, quota.pool_id, quota.model), 0)
+        line = QuotaLine(
+            pool=quota.pool.name,
+            model=quota.model,
+            guaranteed=quota.guaranteed_slots / SLOTS_PER_GPU,
+            held=slots / SLOTS_PER_GPU,
+            borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
+        )
+        lines.setdefault(quota.team_id, []).append(line)
+    month = use.month_of(now)
+    budgets = dict(Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "amount"))
+    spent = use.spent_by_teams(teams, month)
+    return [TeamPanel(t, lines.get(t.pk, []), budgets.get(t.pk), spent.get(t.pk, Decimal(0))) for t in teams]
+
+
+def held_now(teams: Sequence[int], now: datetime) -> dict[tuple[int, int, str], int]:
+    """Slots by (team, pool, model): allocations outside reservations, and what is bound to reservations, used or not."""
+    sums: dict[tuple[int, int, str], int] = {}
+    outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
+    outside = outside.exclude(reservation__state=ReservationState.ACTIVE)
+    bound = BoundUnit.objects.filter(reservation__project__team__in=teams, period__contains=now)
+    for rows, team in ((outside, "project__team_id"), (bound, "reservation__project__team_id")):
+        keys = (team, "unit__gpu__host__pool_id", "unit__gpu__model")
+        for owner, pool, model, slots in rows.values_list(*keys).annotate(slots_held=Sum(SLOTS)):
+            sums[owner, pool, model] = sums.get((owner, pool, model), 0) + slots
+    return sums
+
+
+# -- what is ahead -----------------------------------------------------------------------------------------------------
+
+
+def reservations_ahead(user: User, now: datetime, most: int = 6) -> list[Reservation]:
+    """Reservations of the person's teams that are not over, the next first."""
+    mine = policy.visible_reservations(user).filter(project__team__in=policy.my_team_ids(user))
+    return list(mine.filter(state__in=PROMISED, end__gt=now).select_related("project__team", "pool").order_by("start", "pk")[:most])
+
+
+def own_submissions(user: User, most: int = 6) -> list[Submission]:
+    """What the person submitted that still waits for somebody's word."""
+    mine = policy.visible_submissions(user).filter(author=user, state=SubmissionState.WAITING)
+    return list(mine.select_related("team", "pool").order_by("created_at", "pk")[:most])
+
+
+def maintenance_ahead(user: User, now: datetime, most: int = 4) -> list[MaintenanceWindow]:
+    """Maintenance of hosts that the person may see, the next first."""
+    windows = MaintenanceWindow.objects.filter(host__in=policy.visible_hosts(user), end__gt=now)
+    return list(windows.select_related("host").order_by("start", "pk")[:most])
+
+
+def open_reservations(user: User, now: datetime) -> QuerySet[Reservation]:
+    """Reservations of the person's teams in which work can be launched."""
+    mine = policy.visible_reservations(user).filter(project__in=policy.launchable_projects(user))
+    return mine.filter(state__in=PROMISED, end__gt=now).select_related("project", "pool").order_by("start", "pk")
+
+
+def is_notebook(workload: Workload) -> bool:
+    """Whether it is a notebook rather than a job."""
+    return workload.kind == WorkloadKind.NOTEBOOK
+
+
+def _held(allocation: Allocation) -> Held:
+    gpu = allocation.unit.gpu
+    return Held(
+        host=gpu.host.name,
+        gpu=gpu.index,
+        model=gpu.model,
+        profile=allocation.unit.profile,
+        uuid=allocation.unit.uuid,
+        slots=allocation.slots.upper - allocation.slots.lower,
+        simulated=gpu.host.simulated,
+        since=allocation.period.lower,
+    )
+
+
+def _price_per_hour(piece: Piece, prices: use.Prices) -> Decimal | None:
+    """Of what it holds, or, while it waits, of what it asks for when that is whole GPUs of named models."""
+    workload = piece.workload
+    if piece.held:
+        return use.sum_of(prices.of(workload.pool_id, unit.model, unit.slots) for unit in piece.held)
+    if workload.profile != WHOLE or not workload.models_wanted:
+        return None
+    dearest = [prices.of(workload.pool_id, model, SLOTS_PER_GPU) for model in workload.models_wanted]
+    if any(price is None for price in dearest):
+        return None
+    return max(price for price in dearest if price is not None) * workload.units * workload.hosts
+
+
+def filtered_by_words(rows: QuerySet[Workload], words: str) -> QuerySet[Workload]:
+    """Those whose name, owner, project or team contains the words."""
+    return rows.filter(
+        Q(name__icontains=words)
+        | Q(owner__username__icontains=words)
+        | Q(project__name__icontains=words)
+        | Q(project__team__name__icontains=words)
+    )

@@ -1,0 +1,65 @@
+"""Parts of a page that refresh themselves: told by the edge that something changed, or else every ten seconds.
+
+The same template serves the whole page and its refresh. A refresh whose words are the same as what the browser has got replaces
+only the line that says how fresh it is: nothing moves under the reader's hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString, mark_safe
+
+EVERY_SECONDS = 10
+CHANGES = re.compile(r'(name="csrfmiddlewaretoken" value=")[^"]*')  # masked anew in every answer
+
+
+def page(
+    request: HttpRequest,
+    template: str,
+    part: str,
+    context: Mapping[str, Any],
+    *,
+    topics: Sequence[str],
+    now: datetime,
+) -> HttpResponse:
+    """The page ``template``, which shows ``{% include "work/live.html" %}`` where the ``part`` belongs, or (``?part=live``)
+    only that part. ``topics`` are the edge's; the context gets ``now`` too."""
+    given = {**context, "now": now}
+    body = render_to_string(part, given, request)
+    given["live"] = _live(request, body, topics)
+    if request.GET.get("part") != "live":
+        return render(request, template, given)
+    if request.GET.get("version") == given["live"]["version"]:
+        answer = render(request, "work/fresh.html", given)
+        answer.headers["HX-Reswap"] = "none"
+        return answer
+    return render(request, "work/live_answer.html", given)
+
+
+def events_url(topics: Sequence[str]) -> str:
+    """Where a page listens for ``topics``."""
+    return f"{settings.GPUPOOL_EDGE_URL}/events?{urlencode({'topics': ','.join(topics)})}"
+
+
+def _live(request: HttpRequest, body: SafeString, topics: Sequence[str]) -> dict[str, Any]:
+    version = hashlib.sha256(CHANGES.sub(r"\1", body).encode()).hexdigest()[:16]
+    query = request.GET.copy()
+    query["part"], query["version"] = "live", version
+    kinds = sorted({topic.partition(":")[0] for topic in topics})
+    return {
+        "body": mark_safe(body),
+        "version": version,
+        "url": f"{request.path}?{query.urlencode()}",
+        "connect": events_url(topics),
+        "trigger": ", ".join([*(f"sse:{kind} throttle:1s" for kind in kinds), f"every {EVERY_SECONDS}s"]),
+    }
