@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from allauth.account.models import EmailAddress
 from django.contrib.auth.hashers import make_password
@@ -19,10 +18,9 @@ from django.db import transaction
 
 from portal.demo import scripts
 from portal.models import Membership, Organisation, Template, User
-from portal.services import workloads
 from scheduler import services as scheduler
-from scheduler.core.model import SLOTS_PER_GPU, Priority
-from scheduler.models import Host, Pool, Project, Quota, Team, Workload
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Host, Pool, Project, Quota, Team
 from telemetry.models import Budget, CostCentre, Price
 
 TIME_ZONE = "Europe/Berlin"
@@ -100,10 +98,9 @@ SHOWN_SIGN_INS = ("researcher", "lead", "operator", "finance")
 
 
 def first_of_last_month(now: datetime) -> datetime:
-    """Midnight in the demo's time zone on the first day of the month before ``now``'s."""
-    local = now.astimezone(ZoneInfo(TIME_ZONE))
-    year, month = (local.year, local.month - 1) if local.month > 1 else (local.year - 1, 12)
-    return datetime(year, month, 1, tzinfo=ZoneInfo(TIME_ZONE))
+    """Midnight UTC, as statements count months, on the first day of the month before ``now``'s."""
+    year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
+    return datetime(year, month, 1, tzinfo=UTC)
 
 
 def make(now: datetime) -> dict[str, Any]:
@@ -119,16 +116,16 @@ def make(now: datetime) -> dict[str, Any]:
 
 
 def _make_everything(now: datetime) -> list[dict[str, str]]:
-    Organisation.objects.create(name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR")
+    Organisation.objects.create(
+        name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR", simulated_history_until=now
+    )
     teams = _teams_and_projects(now)
     pools = _pools(teams, now)
     _hosts(pools, now)
     _quotas(teams, pools, now)
     _money(teams, now)
     _templates()
-    users, sign_ins = _people(teams, now)
-    _first_work(users, pools, now)
-    return sign_ins
+    return _people(teams, now)
 
 
 def _teams_and_projects(now: datetime) -> dict[str, Team]:
@@ -180,7 +177,7 @@ def _money(teams: dict[str, Team], now: datetime) -> None:
             note=note,
             created_at=now,
         )
-    this_month = now.astimezone(ZoneInfo(TIME_ZONE)).date().replace(day=1)
+    this_month = now.date().replace(day=1)
     for slug, amount in (("imaging", "12000"), ("folding", "16000"), ("climate", "14000")):
         for month in (start.date(), this_month):
             Budget.objects.create(team=teams[slug], month=month, amount=Decimal(amount))
@@ -236,8 +233,7 @@ def _templates() -> None:
         )
 
 
-def _people(teams: dict[str, Team], now: datetime) -> tuple[dict[str, User], list[dict[str, str]]]:
-    users: dict[str, User] = {}
+def _people(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]:
     sign_ins: list[dict[str, str]] = []
     for username, given, family, role, memberships in PEOPLE:
         password = secrets.token_urlsafe(9)
@@ -256,52 +252,13 @@ def _people(teams: dict[str, Team], now: datetime) -> tuple[dict[str, User], lis
         EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
         for team, membership in memberships:
             Membership.objects.create(user=user, team=teams[team], role=membership, created_at=now)
-        users[username] = user
         if username in SHOWN_SIGN_INS:
             words = (
                 role
                 or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
             )
             sign_ins.append({"role": words, "username": username, "password": password})
-    return users, sign_ins
-
-
-def _first_work(users: dict[str, User], pools: dict[str, Pool], now: datetime) -> list[Workload]:
-    """Jobs that run or wait when the first page opens: guaranteed, borrowed, a gang that waits, a slice, a static pool."""
-    shared, lab = pools["shared"], pools["climate-lab"]
-    projects = {project.slug: project for project in Project.objects.all()}
-    hour = 3600
-    # user, project, pool, name, GPUs, model, profile, priority, preemptible, limit in hours, utilisation
-    jobs: tuple[tuple[str, str, Pool, str, int, str, str, Priority, bool, int, int], ...] = (
-        ("folding-member", "binder", shared, "binder-sweep", 2, H100, "", Priority.NORMAL, True, 12, 91),
-        ("imaging-lead", "mri-foundation", shared, "mri-pretrain", 4, H100, "", Priority.NORMAL, True, 48, 88),
-        ("climate-member", "era5", shared, "era5-tune", 2, H100, "", Priority.NORMAL, True, 20, 64),
-        ("climate-lead", "nowcast", shared, "nowcast-eval", 3, A100, "", Priority.LOW, True, 8, 37),
-        ("climate-member", "nowcast", lab, "storm-1km", 6, A100, "", Priority.NORMAL, True, 30, 79),
-        ("folding-member", "fold-md", shared, "md-short", 1, A100, "1g.10gb", Priority.NORMAL, True, 3, 0),
-        ("climate-lead", "era5", lab, "era5-full", 8, A100, "", Priority.NORMAL, True, 24, 80),
-    )
-    return [
-        workloads.submit_job(
-            actor=users[user],
-            via="program",
-            now=now + timedelta(milliseconds=number),
-            project=projects[project],
-            pool=pool,
-            name=name,
-            command=scripts.training(steps=hours * 1200, utilisation=busy),
-            units=units,
-            models=[model],
-            profile=profile,
-            type="training",
-            priority=priority,
-            preemptible=preemptible,
-            max_runtime_seconds=hours * hour,
-        )
-        for number, (user, project, pool, name, units, model, profile, priority, preemptible, hours, busy) in enumerate(
-            jobs
-        )
-    ]
+    return sign_ins
 
 
 def _agents(now: datetime) -> list[dict[str, str]]:

@@ -1,0 +1,451 @@
+"""The demo's past: the real engine run in simulated time over a seeded demand, written as rows.
+
+From the first of last month to the moment the organisation was made. Every row it writes is marked as simulated; the
+charges that follow are made by the real code (``telemetry/history.py`` and ``telemetry/charges.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from portal.demo.demand import Wanted, demand
+from portal.demo.organisation import first_of_last_month
+from portal.models import User
+from scheduler import snapshot
+from scheduler.core import model
+from scheduler.core.reasons import Code
+from scheduler.core.simulate import Arrival, Booking, Event, EventKind, run
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    DecayedUse,
+    Decision,
+    Gpu,
+    Host,
+    HostStateChange,
+    MaintenanceWindow,
+    Pool,
+    Project,
+    Reservation,
+    Run,
+    Team,
+    Unit,
+    Workload,
+)
+from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, RunState, WorkloadState
+
+SEED = 20
+STARTUP = timedelta(seconds=4)  # between a placement and the first line of the workload
+CHECKPOINT_SECONDS = 1800
+# host, days after the first of last month, hour, hours, what it was
+OUTAGES = (
+    ("h2", 12, 8, 6, "maintenance", "New firmware"),
+    ("h3", 19, 14, 5, "unwell", "XID 79: a GPU fell off the bus"),
+    ("h1", 33, 7, 4, "maintenance", "Power supply replaced"),
+)
+# project, owner, name, GPUs, model, days after the first of last month, hour, hours, whether work runs in it
+BOOKED = (
+    ("mri-foundation", "imaging-lead", "paper timing", 4, "H100-80GB", 6, 13, 5, True),
+    ("binder", "folding-member", "design sprint", 4, "H100-80GB", 13, 8, 9, True),
+    ("era5", "climate-lead", "course", 2, "A100-80GB", 20, 8, 8, False),
+    ("mri-foundation", "imaging-lead", "fold-4 benchmark", 4, "H100-80GB", 27, 13, 5, True),
+    ("fold-md", "lead", "referee run", 8, "H100-80GB", 38, 7, 10, True),
+)
+
+
+@dataclass
+class Attempt:
+    placed: int
+    units: tuple[int, ...]
+    borrowed_slots: int
+    code: str
+    numbers: dict[str, Any]
+    ended: int = 0
+    outcome: str = ""
+
+
+@dataclass
+class Course:
+    """What became of one workload: its attempts and what was decided about it."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    evictions: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Past:
+    """The simulated past: the demand by its number, what became of each, reservations with their units, decayed use."""
+
+    start: datetime
+    end: datetime
+    wanted: dict[int, Wanted]
+    courses: dict[int, Course]
+    bookings: dict[int, model.Reservation]
+    bound: dict[int, tuple[int, ...]]
+    inside: dict[int, int]  # workload number -> booking number
+    decayed: tuple[model.DecayedUse, ...]
+
+
+def simulate(end: datetime) -> Past:
+    """Run the engine from the first of last month to ``end`` over the pool as it is now, empty at the start."""
+    start = first_of_last_month(end)
+    teams = {team.slug: team for team in Team.objects.all()}
+    pools = {pool.slug: pool for pool in Pool.objects.all()}
+    projects = {project.slug: project for project in Project.objects.select_related("team")}
+    users = {user.username: user.pk for user in User.objects.all()}
+    base = _empty_pool(end, start)
+    wanted = dict(enumerate(demand(start=start, end=end, seed=SEED), start=1))
+    arrivals = [_arrival(number, piece, teams, pools, projects, users) for number, piece in wanted.items()]
+    bookings, inside = _bookings(start, end, projects, pools, users, wanted, arrivals)
+    courses: dict[int, Course] = defaultdict(Course)
+    bound: dict[int, tuple[int, ...]] = {}
+    after = run(
+        base,
+        arrivals,
+        until=_seconds(end),
+        start=_seconds(start),
+        on_event=lambda event: _note(event, courses, bound),
+        reservations=[Booking(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
+    )
+    for course in courses.values():
+        if course.attempts and not course.attempts[-1].outcome:  # still at work when the living site begins
+            course.attempts[-1].ended, course.attempts[-1].outcome = _seconds(end), Code.FINISHED
+    return Past(start, end, wanted, courses, bookings, bound, inside, after.decayed_use)
+
+
+def _empty_pool(end: datetime, start: datetime) -> model.Snapshot:
+    taken = snapshot.take(None, end)
+    hosts = {host.name: host.id for host in taken.hosts}
+    outages = tuple(
+        model.Maintenance(hosts[name], _seconds(begin), _seconds(until))
+        for name, begin, until, _, _ in _outages(start, end)
+        if name in hosts
+    )
+    return dataclasses.replace(
+        taken,
+        hosts=tuple(dataclasses.replace(host, accepts=True, closed_code="") for host in taken.hosts),
+        units=tuple(dataclasses.replace(unit, well=True) for unit in taken.units),
+        queued=(),
+        running=(),
+        reservations=(),
+        decayed_use=(),
+        maintenance=outages,
+    )
+
+
+def _outages(start: datetime, end: datetime) -> list[tuple[str, datetime, datetime, str, str]]:
+    rows = []
+    for host, days, hour, hours, kind, why in OUTAGES:
+        begin = start + timedelta(days=days, hours=hour)
+        if begin + timedelta(hours=hours) < end:
+            rows.append((host, begin, begin + timedelta(hours=hours), kind, why))
+    return rows
+
+
+def _arrival(
+    number: int,
+    piece: Wanted,
+    teams: dict[str, Team],
+    pools: dict[str, Pool],
+    projects: dict[str, Project],
+    users: dict[str, int],
+) -> Arrival:
+    stream = piece.stream
+    queued = model.Queued(
+        id=number,
+        team=teams[stream.team].pk,
+        project=projects[piece.project].pk,
+        user=users[piece.user],
+        pool=pools[stream.pool].pk,
+        ask=model.Ask(units=piece.units, models=(stream.model,), profile=stream.profile),
+        submitted=_seconds(piece.at),
+        max_runtime_seconds=piece.limit_seconds,
+        predicted_seconds=max(60, piece.limit_seconds // 2),
+        preemptible=stream.preemptible,
+        may_borrow=stream.preemptible,
+    )
+    checkpoints = CHECKPOINT_SECONDS if stream.preemptible else None
+    return Arrival(queued.submitted, queued, piece.runtime_seconds, checkpoints)
+
+
+def _bookings(
+    start: datetime,
+    end: datetime,
+    projects: dict[str, Project],
+    pools: dict[str, Pool],
+    users: dict[str, int],
+    wanted: dict[int, Wanted],
+    arrivals: list[Arrival],
+) -> tuple[dict[int, model.Reservation], dict[int, int]]:
+    """Reservations of the past, and the work that ran inside them (appended to ``wanted`` and ``arrivals``)."""
+    bookings: dict[int, model.Reservation] = {}
+    inside: dict[int, int] = {}
+    for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(BOOKED, start=1):
+        begin = start + timedelta(days=days, hours=hour)
+        until = begin + timedelta(hours=hours)
+        if until >= end:
+            continue
+        team = projects[project].team
+        ask = model.Ask(units=units, models=(gpu,))
+        bookings[number] = model.Reservation(
+            id=number,
+            team=team.pk,
+            project=projects[project].pk,
+            pool=pools["shared"].pk,
+            ask=ask,
+            start=_seconds(begin),
+            end=_seconds(until),
+        )
+        if used:
+            seconds = (hours * 3600) * 4 // 5
+            stream = next(
+                s for s in _streams(wanted.values()) if s.team == team.slug and s.model == gpu and s.kind == "job"
+            )
+            piece = Wanted(begin, stream, project, owner, name.replace(" ", "-"), units, seconds, hours * 3600, 88.0)
+            key = max(wanted) + 1
+            wanted[key], inside[key] = piece, number
+            queued = model.Queued(
+                id=key,
+                team=team.pk,
+                project=projects[project].pk,
+                user=users[owner],
+                pool=pools["shared"].pk,
+                ask=ask,
+                submitted=_seconds(begin),
+                max_runtime_seconds=hours * 3600 - 600,
+                predicted_seconds=seconds,
+                reservation=number,
+            )
+            arrivals.append(Arrival(queued.submitted, queued, seconds, None))
+    return bookings, inside
+
+
+def _streams(wanted: Iterable[Wanted]) -> list[Any]:
+    return list(dict.fromkeys(piece.stream for piece in wanted))
+
+
+def _note(event: Event, courses: dict[int, Course], bound: dict[int, tuple[int, ...]]) -> None:
+    if event.kind == EventKind.RESERVATION_BOUND and event.reservation is not None:
+        bound[event.reservation] = event.units
+    if event.workload is None:
+        return
+    course = courses[event.workload]
+    if event.kind == EventKind.PLACED:
+        course.attempts.append(Attempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers)))
+    elif event.kind == EventKind.EVICTED:
+        course.evictions.append(event)
+    elif event.kind in (EventKind.STOPPED, EventKind.ENDED):
+        course.attempts[-1].ended, course.attempts[-1].outcome = event.at, event.code
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def write(past: Past) -> dict[int, float]:
+    """Write the past's rows once. Workload id -> the mean utilisation (per cent) its rollups should show."""
+    _date_hosts_back(past)
+    reservations = _write_reservations(past)
+    kept = {number: course for number, course in past.courses.items() if course.attempts}
+    workloads = _write_workloads(past, kept, reservations)
+    _write_attempts(past, kept, workloads, reservations)
+    _write_decisions(kept, workloads)
+    for use in past.decayed:
+        row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
+        DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)
+    return {workloads[number].pk: past.wanted[number].utilisation for number in kept}
+
+
+def _date_hosts_back(past: Past) -> None:
+    """The hosts were there all along, so that their time before the first sign of their agents is accounted for."""
+    Host.objects.update(created_at=past.start)
+    Gpu.objects.update(created_at=past.start)
+    Unit.objects.update(created_at=past.start)
+    HostStateChange.objects.bulk_create([_state(host, past.start) for host in Host.objects.all()])
+    hosts = {host.name: host for host in Host.objects.all()}
+    for name, begin, until, kind, why in _outages(past.start, past.end):
+        if name not in hosts:
+            continue
+        if kind == "maintenance":
+            MaintenanceWindow.objects.create(
+                host=hosts[name], start=begin, end=until, reason=why, created_at=begin - timedelta(days=5)
+            )
+            during = _state(hosts[name], begin, admin=AdminState.MAINTENANCE, reason=why)
+        else:
+            during = _state(hosts[name], begin, repair=RepairState.QUARANTINED, reason=why)
+        during.save()
+        _state(hosts[name], until).save()
+
+
+def _state(
+    host: Host,
+    at: datetime,
+    admin: AdminState = AdminState.IN_SERVICE,
+    repair: RepairState = RepairState.WELL,
+    reason: str = "",
+) -> HostStateChange:
+    return HostStateChange(
+        host=host, lease_state=LeaseState.ALIVE, admin_state=admin, repair_state=repair, reason=reason, at=at
+    )
+
+
+def _write_reservations(past: Past) -> dict[int, Reservation]:
+    rows: dict[int, Reservation] = {}
+    units = {unit.pk: unit for unit in Unit.objects.all()}
+    owners = {user.username: user for user in User.objects.all()}
+    for number, (_, owner, name, count, gpu, _, _, _, used) in enumerate(BOOKED, start=1):
+        booking = past.bookings.get(number)
+        if booking is None or number not in past.bound:
+            continue
+        start, end = _moment(booking.start), _moment(booking.end)
+        row = Reservation.objects.create(
+            pool_id=booking.pool,
+            project_id=booking.project,
+            owner=owners[owner],
+            name=name,
+            units=count,
+            models_wanted=[gpu],
+            start=start,
+            end=end,
+            state=ReservationState.OVER,
+            first_used_at=start if used else None,
+            ended_at=end,
+            created_at=start - timedelta(days=3),
+        )
+        BoundUnit.objects.bulk_create(
+            BoundUnit(reservation=row, unit=units[pk], slots=units[pk].slots, period=DateTimeTZRange(start, end))
+            for pk in past.bound[number]
+        )
+        rows[number] = row
+    return rows
+
+
+def _write_workloads(past: Past, kept: dict[int, Course], reservations: dict[int, Reservation]) -> dict[int, Workload]:
+    projects = {project.slug: project for project in Project.objects.all()}
+    owners = {user.username: user for user in User.objects.all()}
+    pools = {pool.slug: pool for pool in Pool.objects.all()}
+    rows: dict[int, Workload] = {}
+    for number, course in kept.items():
+        piece = past.wanted[number]
+        stream, last = piece.stream, course.attempts[-1]
+        rows[number] = Workload(
+            kind=stream.kind,
+            type=stream.type,
+            name=piece.name,
+            pool=pools[stream.pool],
+            project=projects[piece.project],
+            owner=owners[piece.user],
+            reservation=reservations.get(past.inside.get(number, 0)),
+            units=piece.units,
+            models_wanted=[stream.model],
+            profile=stream.profile,
+            preemptible=stream.preemptible,
+            max_runtime_seconds=piece.limit_seconds,
+            predicted_seconds=max(60, piece.limit_seconds // 2),
+            state=WorkloadState.ENDED,
+            attempt=len(course.attempts),
+            submitted_at=piece.at,
+            queued_at=piece.at,
+            started_at=_moment(course.attempts[0].placed) + STARTUP,
+            ended_at=_moment(last.ended),
+            outcome=last.outcome,
+            reason_code=last.code,
+            reason_numbers=last.numbers,
+            borrowed_slots=last.borrowed_slots,
+            simulated=True,
+        )
+    Workload.objects.bulk_create(rows.values(), batch_size=500)
+    return rows
+
+
+def _write_attempts(
+    past: Past, kept: dict[int, Course], workloads: dict[int, Workload], reservations: dict[int, Reservation]
+) -> None:
+    units = {unit.pk: unit for unit in Unit.objects.select_related("gpu")}
+    pieces = [
+        (number, index, attempt) for number, course in kept.items() for index, attempt in enumerate(course.attempts, 1)
+    ]
+    runs = []
+    for generation, (number, index, attempt) in enumerate(pieces, start=1):
+        placed, ended = _moment(attempt.placed), _moment(attempt.ended)
+        runs.append(
+            Run(
+                workload=workloads[number],
+                attempt=index,
+                host_id=units[attempt.units[0]].gpu.host_id,
+                generation=-generation,  # below every real claim
+                state=RunState.ENDED,
+                placed_at=placed,
+                starting_at=placed,
+                running_at=min(placed + STARTUP, ended),
+                ended_at=ended,
+                outcome=attempt.outcome,
+                exit_code=0 if attempt.outcome == Code.FINISHED else None,
+                checkpoint_at=ended if attempt.outcome == Code.CHECKPOINTED else None,
+            )
+        )
+    Run.objects.bulk_create(runs, batch_size=500)
+    Allocation.objects.bulk_create(
+        (
+            Allocation(
+                run=row,
+                workload=workloads[number],
+                project_id=workloads[number].project_id,
+                unit=units[pk],
+                reservation=reservations.get(past.inside.get(number, 0)),
+                slots=units[pk].slots,
+                period=DateTimeTZRange(_moment(attempt.placed), _moment(attempt.ended)),
+                borrowed=attempt.borrowed_slots > 0,
+                end_code=attempt.outcome,
+            )
+            for row, (number, _, attempt) in zip(runs, pieces, strict=True)
+            for pk in attempt.units
+            if attempt.ended > attempt.placed
+        ),
+        batch_size=1000,
+    )
+
+
+def _write_decisions(kept: dict[int, Course], workloads: dict[int, Workload]) -> None:
+    rows = []
+    for number, course in kept.items():
+        for attempt in course.attempts:
+            rows.append(
+                Decision(
+                    workload=workloads[number],
+                    kind=Decision.Kind.PLACED,
+                    code=attempt.code,
+                    numbers=attempt.numbers,
+                    epoch=0,
+                    at=_moment(attempt.placed),
+                )
+            )
+        for event in course.evictions:
+            rows.append(
+                Decision(
+                    workload=workloads[number],
+                    kind=Decision.Kind.EVICTED,
+                    code=event.code,
+                    numbers=dict(event.numbers),
+                    for_workload=workloads.get(event.for_workload or 0),
+                    epoch=0,
+                    at=_moment(event.at),
+                )
+            )
+    Decision.objects.bulk_create(rows, batch_size=1000)
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,70 @@
+"""The demo's past comes out of the real engine, keeps every promise of the database, and says that it is simulated."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import NumericRange
+
+from portal.demo import history, organisation
+from portal.demo.demand import demand
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Unit, Workload
+
+NOW = datetime(2026, 11, 9, 10, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def demo(db: None) -> None:
+    organisation.make(NOW)
+    for planned in organisation.HOSTS:
+        host = Host.objects.get(name=planned.name)
+        count, name = planned.simulate.split("x", 1)
+        for index in range(int(count)):
+            _gpu(host, index, name, slices=7 if planned.simulate_mig and index >= 6 else 0)
+
+
+def _gpu(host: Host, index: int, name: str, slices: int) -> None:
+    gpu = Gpu.objects.create(
+        host=host, index=index, uuid=f"GPU-{host.name}-{index}", model=name, memory_mib=81_559, created_at=NOW
+    )
+    size = SLOTS_PER_GPU // (slices or 1)
+    for part in range(slices or 1):
+        Unit.objects.create(
+            gpu=gpu,
+            profile="1g.10gb" if slices else "",
+            uuid=f"{gpu.uuid}-{part}",
+            slots=NumericRange(gpu.first_slot + part * size, gpu.first_slot + (part + 1) * size),
+            memory_mib=10_240,
+            created_at=NOW,
+        )
+
+
+def test_the_same_seed_gives_the_same_demand() -> None:
+    start = organisation.first_of_last_month(NOW)
+    assert demand(start=start, end=NOW, seed=3) == demand(start=start, end=NOW, seed=3)
+    assert demand(start=start, end=NOW, seed=3) != demand(start=start, end=NOW, seed=4)
+
+
+def test_weekends_are_quieter_and_most_work_asks_for_one_gpu() -> None:
+    pieces = demand(start=organisation.first_of_last_month(NOW), end=NOW, seed=1)
+    weekend = sum(1 for piece in pieces if piece.at.weekday() >= 5)
+    assert weekend / len(pieces) < 0.2
+    assert sum(1 for piece in pieces if piece.units == 1) / len(pieces) > 0.6
+
+
+def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(demo: None) -> None:
+    past = history.simulate(NOW)
+    utilisation = history.write(past)
+    assert len(utilisation) == Workload.objects.count() > 1500
+    assert not Workload.objects.filter(simulated=False).exists()
+    assert Allocation.objects.filter(period__endswith__gt=NOW).count() == 0
+    assert Decision.objects.filter(kind="evicted").exists()
+    assert BoundUnit.objects.exists()
+    held = sum(
+        (a.slots.upper - a.slots.lower) * (a.period.upper - a.period.lower).total_seconds() for a in Allocation.objects.all()
+    )
+    capacity = Gpu.objects.count() * SLOTS_PER_GPU * (NOW - past.start).total_seconds()
+    assert 0.4 < held / capacity < 0.95
+    assert Unit.objects.filter(created_at__gt=past.start).count() == 0
