@@ -1,0 +1,45 @@
+"""Probes: does the web process live, and can it reach what it needs?"""
+
+from __future__ import annotations
+
+import redis
+from django.conf import settings
+from django.db import Error, connection
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.http import require_safe
+from psycopg_pool import PoolTimeout
+
+SHORTEST_WAIT = 2  # seconds; a probe that waits long is itself the trouble
+
+
+@require_safe
+def healthz(request: HttpRequest) -> JsonResponse:
+    """200 while the process answers at all."""
+    return JsonResponse({"status": "ok"})
+
+
+@require_safe
+def readyz(request: HttpRequest) -> JsonResponse:
+    """200 when PostgreSQL and Valkey answer; 503 with the kind of trouble of each that does not."""
+    found = {"postgres": _postgres(), "valkey": _valkey()}
+    return JsonResponse(found, status=200 if set(found.values()) == {"ok"} else 503)
+
+
+def _postgres() -> str:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except (Error, PoolTimeout) as problem:
+        return type(problem).__name__
+    return "ok"
+
+
+def _valkey() -> str:
+    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=SHORTEST_WAIT, socket_connect_timeout=SHORTEST_WAIT)
+    try:
+        client.ping()
+    except (redis.RedisError, OSError) as problem:
+        return type(problem).__name__
+    finally:
+        client.close()
+    return "ok"

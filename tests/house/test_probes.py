@@ -1,0 +1,39 @@
+"""The probes tell a process that lives from one that can work."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client, override_settings
+
+
+def test_a_living_process_says_so_without_the_database() -> None:
+    assert Client().get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.django_db
+def test_a_process_that_reaches_its_stores_is_ready() -> None:
+    answer = Client().get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"postgres": "ok", "valkey": "ok"})
+
+
+@pytest.mark.django_db
+@override_settings(REDIS_URL="unix:///nowhere/at/all")
+def test_a_process_without_valkey_is_not_ready_and_says_why() -> None:
+    answer = Client().get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["postgres"] == "ok"
+    assert "Error" in answer.json()["valkey"]
+
+
+@pytest.mark.parametrize("address", ["/anything%00", "/?q=%00", "/api/v1/x%00"])
+def test_an_address_with_nul_is_refused_with_a_sentence(address: str) -> None:
+    answer = Client().get(address)
+    assert answer.status_code == 400
+    assert "NUL" in answer.content.decode()
+
+
+def test_every_page_carries_a_policy_with_a_fresh_nonce() -> None:
+    first, second = (Client().get("/healthz")["Content-Security-Policy"] for _ in range(2))
+    assert "script-src 'self' 'nonce-" in first
+    assert "frame-ancestors 'none'" in first
+    assert first != second
