@@ -64,11 +64,12 @@ def _allowed(event: HealthEvent, action: str, now: datetime) -> bool:
 def _act(event: HealthEvent, action: str, now: datetime) -> bool:
     reason = f"{event.code} {event.detail}".strip()[:300]
     if action == Action.CORDON:
-        # Nothing new comes, what can go elsewhere goes, and what ran on the broken GPU is stopped and starts elsewhere.
-        changed = cordon_host(event.host, reason=reason, now=now)
-        if changed:
+        # Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes.
+        cordoned = cordon_host(event.host, reason=reason, now=now)
+        quarantined = _quarantine(event, reason, now)
+        if cordoned:
             move_work_off(event.host, now=now, also_unpreemptible=False)
-        return _quarantine(event, reason, now) or changed
+        return cordoned or quarantined
     if action == Action.DRAIN:
         return drain_host(event.host, reason=reason, now=now)
     if action == Action.QUARANTINE_GPU:

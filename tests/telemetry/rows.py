@@ -70,6 +70,7 @@ def hold(
 ) -> Allocation:
     """``work`` holds ``unit`` over ``[start, end)``; still, when ``end`` is None."""
     attempt = Run.objects.filter(workload=work).count() + 1
+    Workload.objects.filter(pk=work.pk).update(attempt=attempt)
     run = Run.objects.create(
         workload=work,
         attempt=attempt,

@@ -1,0 +1,64 @@
+"""Budgets: thresholds are told once, and a used-up budget closes the engine's gate until it is raised or its month is over."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from scheduler.models import BudgetGate
+from telemetry.budgets import watch_budgets
+from telemetry.charges import charge
+from telemetry.models import Budget, BudgetAlert
+from tests.telemetry.rows import at, hold, workload
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+MARCH = dt.date(2026, 3, 1)
+
+
+def spend_24(world: World) -> None:
+    """Ten hours of one H100 at 2.40."""
+    hold(workload(world, world.language), units_of(world.hosts["alpha"])[0], at(9), at(19), end_code="finished")
+    charge(at(20, 5))
+
+
+def test_each_threshold_is_told_once(rates: World) -> None:
+    budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="30.00")
+    spend_24(rates)
+    assert watch_budgets(at(20, 6)) == 2
+    assert watch_budgets(at(20, 7)) == 0
+    assert list(BudgetAlert.objects.values_list("percent", flat=True).order_by("percent")) == [50, 80]
+    budget.refresh_from_db()
+    assert budget.notified_percent == 80
+    assert not BudgetGate.objects.exists()
+
+
+def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World) -> None:
+    budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="20.00", action="refuse_new")
+    spend_24(rates)
+    watch_budgets(at(20, 6))
+    gate = BudgetGate.objects.get()
+    assert (gate.team, gate.action, gate.until) == (rates.language.team, "refuse_new", dt.datetime(2026, 4, 1, tzinfo=dt.UTC))
+    assert gate.numbers == {"limit": "20.00", "spent": "24.00", "month": "2026-03-01"}
+    Budget.objects.filter(pk=budget.pk).update(amount="100.00")
+    watch_budgets(at(20, 7))
+    assert not BudgetGate.objects.exists()
+
+
+def test_the_gate_opens_with_the_next_month(rates: World) -> None:
+    Budget.objects.create(project=rates.language.project, month=MARCH, amount="20.00", action="stop_borrowing")
+    spend_24(rates)
+    watch_budgets(at(20, 6))
+    assert BudgetGate.objects.get().project == rates.language.project
+    watch_budgets(dt.datetime(2026, 4, 1, 0, 1, tzinfo=dt.UTC))
+    assert not BudgetGate.objects.exists()
+
+
+def test_a_month_on_its_way_over_the_budget_is_told_after_its_first_days(rates: World) -> None:
+    Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
+    spend_24(rates)
+    watch_budgets(at(20, 6))
+    assert not BudgetAlert.objects.filter(forecast=True).exists()
+    watch_budgets(at(12, day=5))
+    assert BudgetAlert.objects.filter(forecast=True, percent=100).exists()

@@ -1,0 +1,188 @@
+"""A month's statement: it adds up exactly, and once closed not a byte of it moves."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+from django.db import DatabaseError, transaction
+
+from scheduler.models import Project, Team
+from telemetry import statements
+from telemetry.charges import charge
+from telemetry.core.money import rounded
+from telemetry.models import Charge, ChargedUntil, HealthRule, Rollup, RollupDue, Statement, StatementLine
+from tests.telemetry.rows import at, cost_centre, end_hold, hold, host_state, price, reservation, workload
+from tests.world import A100, H100, World, units_of
+
+pytestmark = pytest.mark.django_db
+MARCH, APRIL = dt.date(2026, 3, 1), dt.date(2026, 4, 1)
+AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def busy_march(rates: World) -> Iterator[World]:
+    """A month with every bucket in it, at prices that do not divide."""
+    world = rates
+    price(H100, "2.345677", "2.999999", since=at(0, day=10))
+    alpha, gamma = units_of(world.hosts["alpha"]), units_of(world.hosts["gamma"], "1g.5gb")
+    hold(workload(world, world.vision), alpha[0], at(9, 7, 13), at(23, 11, 59, day=20), end_code="finished")
+    hold(
+        workload(world, world.language), alpha[1], at(9), at(15, 3, 7, day=3), end_code="killed_at_grace", checkpoint=at(12, day=3)
+    )
+    hold(workload(world, world.robotics), alpha[2], at(9), at(17, 33, day=5), end_code="gpu_error")
+    hold(workload(world, world.robotics, kind="notebook"), gamma[0], at(9), at(17, 33, 1, day=15), end_code="idle")
+    booked = reservation(world, world.language, alpha[3:5], at(9, day=6), at(17, day=9))
+    hold(workload(world, world.language), alpha[3], at(12, day=6), at(17, day=7), end_code="finished", reservation=booked)
+    host_state(world.hosts["beta"], at(3, day=8), lease="silent")
+    host_state(world.hosts["beta"], at(9, 30, 30, day=8), admin="maintenance")
+    host_state(world.hosts["beta"], at(12, day=8))
+    charge(AFTER)
+    return world
+
+
+def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march: World) -> None:
+    pools = {pool.pool_name: pool for pool in statements.conservation(MARCH)}
+    assert set(pools) == {"Shared", "Vision only"}
+    for pool in pools.values():
+        assert pool.holds
+        assert pool.total == pool.cost
+    shared = pools["Shared"]
+    assert min(shared.charged, shared.uncharged, shared.idle, shared.overhead, shared.margin) > 0
+    whole_month = Decimal((dt.datetime(2026, 4, 1) - dt.datetime(2026, 3, 2, 9)).total_seconds()) / 3600
+    assert pools["Vision only"].cost == rounded(4 * whole_month * Decimal("1.10"), Decimal("0.000001"))
+
+
+def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
+    lines = statements.lines(MARCH)
+    totals = statements.totals(MARCH)
+    assert sum(line.amount for line in lines) == Decimal(totals["charged"])
+    assert sum(line.cost for line in lines) == Decimal(totals["cost"])
+    for pool in totals["pools"]:
+        left = (
+            Decimal(pool["charged"]) - Decimal(pool["margin"]) + Decimal(pool["uncharged"]) + Decimal(pool["idle"])
+            + Decimal(pool["overhead"])
+        )  # fmt: skip
+        assert left == Decimal(pool["cost"])
+
+
+def test_prices_at_cost_make_no_margin(rates: World) -> None:
+    hold(workload(rates, rates.vision), units_of(rates.hosts["gamma"], "1g.5gb")[0], at(9, 0, 1), at(9, 7, 7), end_code="failed")
+    charge(at(12, 5))
+    assert {pool.margin for pool in statements.conservation(MARCH)} == {Decimal(0)}
+
+
+def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
+    world = busy_march
+    open_end = hold(workload(world, world.vision), units_of(world.hosts["beta"])[0], at(20, day=31))
+    charge(AFTER)
+    statement = statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER, currency="EUR")
+    before, totals = statements.csv(MARCH), statements.totals(MARCH)
+    assert len(statement.digest) == 64
+
+    Team.objects.filter(pk=world.vision.team.pk).update(name="Renamed")
+    Project.objects.filter(pk=world.vision.project.pk).update(name="Renamed")
+    price(H100, "99", since=AFTER + dt.timedelta(hours=2))
+    cost_centre(world.vision, "CC-999", at(0, day=15))
+    end_hold(open_end, at(22, day=31), "finished")
+    RollupDue.objects.create(resolution=60, bucket=at(10), host=world.hosts["alpha"], marked_at=AFTER)
+    Rollup.objects.all().delete()
+    charge(AFTER + dt.timedelta(hours=3))
+
+    assert statements.csv(MARCH) == before
+    assert statements.totals(MARCH) == totals
+    late = Charge.objects.filter(corrects__month=MARCH, month=APRIL)
+    assert sum(line.charged for line in late) == Decimal("5.999998")  # two hours at 2.999999, known too late
+    assert sum(line.cost for line in late) == 0
+    assert all(pool.holds for pool in statements.conservation(APRIL))
+
+
+def test_the_database_refuses_every_change_of_a_closed_month(busy_march: World) -> None:
+    statement = statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
+    line = statement.lines.first()
+    assert line is not None
+    refused = (
+        lambda: Statement.objects.filter(pk=statement.pk).update(digest="0"),
+        lambda: Statement.objects.filter(pk=statement.pk).update(state="open"),
+        lambda: Statement.objects.filter(pk=statement.pk)._raw_delete(using="default"),
+        lambda: StatementLine.objects.filter(pk=line.pk).update(amount=0),
+        lambda: StatementLine.objects.filter(pk=line.pk)._raw_delete(using="default"),
+        lambda: StatementLine.objects.bulk_create([StatementLine(**{**vars_of(line), "id": None})]),
+    )
+    for change in refused:
+        with pytest.raises(DatabaseError), transaction.atomic():
+            change()
+
+
+def vars_of(line: StatementLine) -> dict[str, object]:
+    return {field.attname: getattr(line, field.attname) for field in line._meta.concrete_fields}
+
+
+def test_a_month_that_is_not_over_cannot_be_closed(rates: World) -> None:
+    with pytest.raises(statements.CannotClose, match="over"):
+        statements.close_month(month=APRIL, closed_by=rates.finance, now=AFTER)
+
+
+def test_a_month_is_closed_once(busy_march: World) -> None:
+    statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
+    with pytest.raises(statements.CannotClose, match="closed already"):
+        statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
+
+
+def test_a_month_that_is_not_charged_to_its_end_stays_open_and_says_why(rates: World) -> None:
+    charge(at(12, 5, day=20))
+    with pytest.raises(statements.CannotClose, match="charged to the end"):
+        statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+    assert Statement.objects.get(month=MARCH).state == "open"
+    assert not StatementLine.objects.exists()
+
+
+def test_a_month_with_a_gpu_that_has_no_price_stays_open(world: World) -> None:
+    price(A100, "1", since=at(0, day=1))
+    charge(AFTER)
+    with pytest.raises(statements.CannotClose, match="every line has a price"):
+        statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
+
+
+def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: World) -> None:
+    done = ChargedUntil.objects.order_by("gpu").first()
+    assert done is not None
+    ChargedUntil.objects.filter(pk=done.pk).update(since=done.since - dt.timedelta(seconds=1))
+    failing = [check["check"] for check in statements.checks(MARCH) if not check["ok"]]
+    assert "every second of every GPU is in exactly one bucket" in failing
+    assert any("cost of the GPUs" in check for check in failing)
+
+
+@pytest.mark.parametrize("payer", ["guarantee", "use"])
+def test_idle_time_shared_by_teams_is_paid_in_full_and_only_by_them(busy_march: World, payer: str) -> None:
+    idle = sum(line.cost for line in statements.lines(MARCH) if line.bucket == "unallocated")
+    Statement.objects.filter(month=MARCH).update(idle_payer=payer)
+    shared = [line for line in statements.lines(MARCH) if line.bucket == "unallocated"]
+    assert sum(line.amount for line in shared if line.team) == idle
+    assert {line.team for line in shared} <= {"Vision", "Language", "Robotics"}
+
+
+def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
+    rows = list(csv.DictReader(io.StringIO(statements.csv(MARCH, "EUR"))))
+    lines = statements.lines(MARCH)
+    assert len(rows) == len(lines)
+    assert sum(Decimal(row["amount"]) for row in rows) == sum(line.amount for line in lines)
+    assert {row["currency"] for row in rows} == {"EUR"}
+    assert rows[0]["used_share"] == ""  # no sample spoke: unknown, not zero
+
+
+def test_a_name_that_a_spreadsheet_would_run_is_shown_as_text(rates: World) -> None:
+    Team.objects.filter(pk=rates.vision.team.pk).update(name="=1+1")
+    charge(at(12, 5))
+    names = {row["team"] for row in csv.DictReader(io.StringIO(statements.csv(MARCH)))}
+    assert "'=1+1" in names
+    assert "=1+1" not in names
+
+
+def test_the_rules_of_the_vendor_are_there_from_the_beginning(db: None) -> None:
+    assert HealthRule.objects.get(code="xid:79").action == "cordon"
+    assert HealthRule.objects.get(code="xid:13").action == "note"
