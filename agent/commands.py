@@ -20,6 +20,12 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from agent import AGENT_VERSION
+from agent.connection import Unwelcome
+from agent.daemon import Agent, Options
+from agent.launchers import choose
+from agent.meter import Hardware, Meter
+from agent.nvml_meter import NoAnswer, NvmlMeter
+from agent.runs import Runs
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant
 from agent.state import State, StateError
 
@@ -41,9 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (StateError, BadSimulation, RuntimeError) as error:
+    except (StateError, BadSimulation) as error:
         print(f"agent: {error}", file=sys.stderr)
-        return WRONG if isinstance(error, (StateError, BadSimulation)) else FAILED
+        return WRONG
+    except (RuntimeError, Unwelcome) as error:
+        print(f"agent: {error}", file=sys.stderr)
+        return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,44 +161,47 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.daemon import Options  # aiohttp is only needed here
-
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     models = _simulated_models(options)
+    parse_mig(options.simulate_mig, models)
+    if options.state in (options.homes, options.locks):
+        raise StateError("--homes and --locks: must not be the state folder itself")
     state = State(options.state)
     host = options.host or state.identity.host or _own_name()
     if not state.identity.credential and not options.join_token:
         raise StateError("--join-token: needed for the first start; make one on the hosts page")
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
-    if state.folder in (options.homes, options.locks):
-        raise StateError("--homes and --locks: must not be the state folder itself")
     started = Options(options.edge, options.join_token, host, options.sample_seconds, options.on_exit == "stop")
     asyncio.run(_keep(started, state, models, options))
     return 0
 
 
-async def _keep(started: object, state: State, models: list[str], options: argparse.Namespace) -> None:
-    from agent.daemon import Agent, Options
-    from agent.launchers import choose
-    from agent.runs import Runs
-
-    assert isinstance(started, Options)
+async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
     state.lay_out_tools()
     launcher, notes = choose(options.launcher, state.folder / "probe")
     for note in notes:
         logging.getLogger("agent").warning(note)
-    if models:
-        slices = parse_mig(options.simulate_mig, models)
-        meter = SimulatedMeter(started.host, models, slices, state.folder)
-    else:
-        raise RuntimeError("no NVML")
-    hardware = await meter.hardware()
+    meter = _meter(started.host, models, options.simulate_mig, state.folder)
+    hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"
     homes.mkdir(parents=True, exist_ok=True, mode=0o700)
     locks_folder = options.locks or (state.folder / "locks" if meter.simulated else _machine_locks())
     runs = Runs(state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()
+
+
+def _meter(host: str, models: list[str], mig: str, folder: Path) -> Meter:
+    if not models:
+        return NvmlMeter()
+    return SimulatedMeter(host, models, parse_mig(mig, models), folder)
+
+
+async def _hardware(meter: Meter) -> Hardware:
+    try:
+        return await meter.hardware()
+    except NoAnswer as problem:
+        raise RuntimeError(f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB") from None
 
 
 def _machine_locks() -> Path:
@@ -214,8 +226,8 @@ def _probe(options: argparse.Namespace) -> int:
     models = _simulated_models(options)
 
     async def show(folder: Path) -> None:
-        meter = SimulatedMeter(options.host or _own_name(), models, parse_mig(options.simulate_mig, models), folder)
-        hardware = await meter.hardware()
+        meter = _meter(options.host or _own_name(), models, options.simulate_mig, folder)
+        hardware = await _hardware(meter)
         rows = await meter.sample({}, time.time())
         print(
             json.dumps(

@@ -104,8 +104,8 @@ class Agent:
                 self._watch_events(),
                 self._watch_notebooks(),
             )
-            tasks = [asyncio.create_task(loop) for loop in loops]
-            ended = asyncio.create_task(stopped.wait())
+            tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
+            ended: asyncio.Task[object] = asyncio.create_task(stopped.wait())
             try:
                 await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import stat
@@ -219,7 +220,7 @@ class Runs:
 
     def _kill_rest(self, run: Run) -> bool:
         """KILL every process that still carries the run's mark; whether there was one."""
-        mark = f"GPUPOOL_RUN={run.id}".encode()
+        mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
         found = False
         for pid in processes.scan():
             try:
@@ -326,7 +327,7 @@ class Runs:
         view = self.launcher.view(box)
         return {
             "argv": self.launcher.argv(box),
-            "env": _environment(wanted, view),
+            "env": _environment(wanted, view, run.about["mark"]),
             "cwd": str(box.home) if self.launcher.name == "plain" else "/",
             "launcher": self.launcher.name,
             "checkpoint_dir": str(box.checkpoint),
@@ -371,8 +372,9 @@ class Runs:
         folder.mkdir(exist_ok=True, mode=0o700)
         ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
         write_json(folder / "exit.json", ended)
-        write_json(folder / "run.json", _about(wanted))
-        self.runs[wanted.run] = Run(folder, _about(wanted), ended=ended)
+        run = Run(folder, _about(wanted), ended=ended)
+        write_json(folder / "run.json", run.about)
+        self.runs[wanted.run] = run
 
     def notice(self, wanted: RunWanted) -> None:
         """Tell the workload that it will be stopped: the file first, then (through the shim) the signal."""
@@ -457,11 +459,12 @@ def _about(wanted: RunWanted) -> dict[str, Any]:
         "team": wanted.team,
         "attempt": wanted.attempt,
         "unit_uuids": list(wanted.unit_uuids),
+        "mark": secrets.token_hex(8),  # in the environment of its processes: tells them from every other run's
         "declared_utilisation": wanted.environment.get("GPUPOOL_SIMULATED_UTILISATION", ""),
     }
 
 
-def _environment(wanted: RunWanted, view: View) -> dict[str, str]:
+def _environment(wanted: RunWanted, view: View, mark: str) -> dict[str, str]:
     """The workload's whole environment: nothing of the agent's own, and the contract last, so that nobody overrides it."""
     programs = os.path.dirname(sys.executable)
     asked = wanted.environment
@@ -481,6 +484,7 @@ def _environment(wanted: RunWanted, view: View) -> dict[str, str]:
         "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids) or "void",
         "GPUPOOL_WORKLOAD": wanted.workload,
         "GPUPOOL_RUN": wanted.run,
+        "GPUPOOL_MARK": mark,
         "GPUPOOL_ATTEMPT": str(wanted.attempt),
         "GPUPOOL_NOTICE": str(view.inbox / "notice"),
         "GPUPOOL_CHECKPOINT_DIR": str(view.checkpoint),

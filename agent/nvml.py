@@ -1,0 +1,320 @@
+"""Reads real GPUs through NVML. A process of its own:  python -m agent.nvml
+
+A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. So this process does nothing
+but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_meter``).
+
+    {"id": 1, "ask": "hardware" | "sample" | "events"}   ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
+
+The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+SLOTS_OF_A_GPU = 840
+COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
+GPM_METRICS = {"sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL, "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL}
+WATCHED_EVENTS = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeDoubleBitEccError)
+MOST_EVENTS = 100
+MARKETED_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
+# The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+
+
+def maybe(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result, or None where this GPU or driver does not support the question."""
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
+
+
+def model_name(name: str, memory_mib: int) -> str:
+    """ "NVIDIA H100 80GB HBM3" with its memory as "H100-80GB": the family, and the size it is sold as."""
+    plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace("GeForce ", "")
+    family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
+    gib = memory_mib / 1024
+    size = min(MARKETED_GB, key=lambda sold: abs(sold - gib * 1.024))
+    return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
+
+
+class Gpu:
+    """One GPU and its MIG instances."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.uuid = text(pynvml.nvmlDeviceGetUUID(self.handle))
+        self.minor = maybe(pynvml.nvmlDeviceGetMinorNumber, self.handle)
+        self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
+        self.instances = self._instances()
+        self.earlier: dict[str, Any] = {}  # per unit: the last GPM sample
+
+    def _instances(self) -> list[dict[str, Any]]:
+        mode = maybe(pynvml.nvmlDeviceGetMigMode, self.handle)
+        if not mode or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        found = []
+        for number in range(maybe(pynvml.nvmlDeviceGetMaxMigDeviceCount, self.handle) or 0):
+            handle = maybe(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, number)
+            if handle is not None:
+                found.append(self._instance(handle))
+        found.sort(key=lambda instance: (instance["start"], instance["gi"]))
+        first = 0
+        for instance in found:
+            instance["first_slot"] = first
+            first += instance["slots"]
+        return found
+
+    def _instance(self, handle: Any) -> dict[str, Any]:
+        attributes = pynvml.nvmlDeviceGetAttributes(handle)
+        gi = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+        part = maybe(pynvml.nvmlDeviceGetGpuInstanceById, self.handle, gi)
+        info = maybe(pynvml.nvmlGpuInstanceGetInfo, part) if part is not None else None
+        profile = re.search(r"MIG (\S+)", text(maybe(pynvml.nvmlDeviceGetName, handle)))
+        gigabytes = round(attributes.memorySizeMB / 1024)
+        return {
+            "handle": handle,
+            "uuid": text(pynvml.nvmlDeviceGetUUID(handle)),
+            "gi": gi,
+            "ci": maybe(pynvml.nvmlDeviceGetComputeInstanceId, handle) or 0,
+            "start": info.placement.start if info is not None else gi,
+            "slots": SLOTS_OF_A_GPU * attributes.gpuInstanceSliceCount // COMPUTE_SLICES,
+            "profile": profile[1] if profile else f"{attributes.gpuInstanceSliceCount}g.{gigabytes}gb",
+            "memory_mib": attributes.memorySizeMB,
+        }
+
+    @property
+    def is_split(self) -> bool:
+        mode = maybe(pynvml.nvmlDeviceGetMigMode, self.handle)
+        return bool(mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def seen(self) -> dict[str, Any]:
+        """As ``protocol.GpuSeen``, with the device nodes of each unit beside it."""
+        capability = maybe(pynvml.nvmlDeviceGetCudaComputeCapability, self.handle) or (0, 0)
+        units = [
+            {key: instance[key] for key in ("uuid", "profile", "first_slot", "slots", "memory_mib")}
+            for instance in self.instances
+        ]
+        if not self.is_split:
+            units = [
+                {
+                    "uuid": self.uuid,
+                    "profile": "",
+                    "first_slot": 0,
+                    "slots": SLOTS_OF_A_GPU,
+                    "memory_mib": self.memory_mib,
+                }
+            ]
+        pci = maybe(pynvml.nvmlDeviceGetPciInfo, self.handle)
+        linked = any(
+            maybe(pynvml.nvmlDeviceGetNvLinkState, self.handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+        )
+        return {
+            "index": self.index,
+            "uuid": self.uuid,
+            "model": model_name(text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib),
+            "memory_mib": self.memory_mib,
+            "compute_capability": capability[0] * 10 + capability[1],
+            "nvlink_group": 0 if linked else None,
+            "numa_node": maybe(pynvml.nvmlDeviceGetNumaNodeId, self.handle),
+            "pci_bus_id": text(pci.busId) if pci is not None else "",
+            "units": units,
+        }
+
+    def devices(self) -> dict[str, list[str]]:
+        """Per unit: the device nodes it needs beside the ones all GPUs share."""
+        node = f"/dev/nvidia{self.minor}" if self.minor is not None else ""
+        found = {self.uuid: [node] if node else []}
+        for instance in self.instances:
+            base = CAPABILITIES / f"gpu{self.minor}" / "mig" / f"gi{instance['gi']}"
+            guards = [_capability(base / "access"), _capability(base / f"ci{instance['ci']}" / "access")]
+            found[instance["uuid"]] = [name for name in [node, *guards] if name]
+        return found
+
+    def samples(self) -> list[dict[str, Any]]:
+        """One reading per unit, in the words of ``protocol.SampleRow``, with the pids of its compute processes."""
+        if not self.is_split:
+            return [{"unit": self.uuid, **self._whole(), **self._gpm(self.uuid, None), **self._processes(self.handle)}]
+        return [
+            {
+                "unit": instance["uuid"],
+                "memory_used_mib": _mib(maybe(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])),
+                **self._gpm(instance["uuid"], instance["gi"]),
+                **self._processes(instance["handle"]),
+            }
+            for instance in self.instances
+        ]
+
+    def _whole(self) -> dict[str, Any]:
+        rates = maybe(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
+        power = maybe(pynvml.nvmlDeviceGetPowerUsage, self.handle)
+        return {
+            "utilisation": rates.gpu if rates is not None else None,
+            "memory_utilisation": rates.memory if rates is not None else None,
+            "memory_used_mib": _mib(maybe(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
+            "power_w": power / 1000 if power is not None else None,
+            "energy_mj": maybe(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle),
+            "temperature_c": maybe(pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU),
+            "memory_temperature_c": self._field(pynvml.NVML_FI_DEV_MEMORY_TEMP),
+            "sm_clock_mhz": maybe(pynvml.nvmlDeviceGetClockInfo, self.handle, pynvml.NVML_CLOCK_SM),
+            "throttle_reasons": maybe(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
+            "pcie_rx_kib": maybe(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+            "pcie_tx_kib": maybe(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        }
+
+    def _field(self, number: int) -> int | None:
+        values = maybe(pynvml.nvmlDeviceGetFieldValues, self.handle, [number])
+        if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal) or None  # 0 degrees is how some boards say that they have no such sensor
+
+    def _processes(self, handle: Any) -> dict[str, Any]:
+        found = maybe(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        return {"pids": None if found is None else [process.pid for process in found]}
+
+    def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
+        """SM and tensor activity since the last look (Hopper and newer); None elsewhere and at the first look."""
+        unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
+        support = maybe(pynvml.nvmlGpmQueryDeviceSupport, self.handle)
+        if support is None or not support.isSupportedDevice:
+            return unknown
+        sample = maybe(pynvml.nvmlGpmSampleAlloc)
+        if sample is None:
+            return unknown
+        if instance is None:
+            taken = maybe(pynvml.nvmlGpmSampleGet, self.handle, sample)
+        else:
+            taken = maybe(pynvml.nvmlGpmMigSampleGet, self.handle, instance, sample)
+        if taken is None:
+            maybe(pynvml.nvmlGpmSampleFree, sample)
+            return unknown
+        before = self.earlier.get(unit)
+        self.earlier[unit] = sample
+        if before is None:
+            return unknown
+        measured = _between(before, sample)
+        maybe(pynvml.nvmlGpmSampleFree, before)
+        return {**unknown, **measured}
+
+
+def _between(before: Any, after: Any) -> dict[str, Any]:
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    question.numMetrics = len(GPM_METRICS)
+    question.sample1, question.sample2 = before, after
+    for place, metric in enumerate(GPM_METRICS.values()):
+        question.metrics[place].metricId = metric
+    if maybe(pynvml.nvmlGpmMetricsGet, question) is None:
+        return {}
+    return {
+        name: min(100.0, max(0.0, question.metrics[place].value))
+        for place, name in enumerate(GPM_METRICS)
+        if question.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS
+        and question.metrics[place].value == question.metrics[place].value
+    }
+
+
+def _mib(memory: Any) -> int | None:
+    return memory.used >> 20 if memory is not None else None
+
+
+def _capability(path: Path) -> str:
+    try:
+        minor = re.search(r"DeviceFileMinor:\s*(\d+)", path.read_text())
+    except OSError:
+        return ""
+    return f"/dev/nvidia-caps/nvidia-cap{minor[1]}" if minor else ""
+
+
+class Reader:
+    """All GPUs of this machine."""
+
+    def __init__(self) -> None:
+        pynvml.nvmlInit()
+        self.gpus = [Gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        self.events_set = maybe(pynvml.nvmlEventSetCreate)
+        self.unwatched = [gpu.index for gpu in self.gpus if not self._watch(gpu)]
+
+    def _watch(self, gpu: Gpu) -> bool:
+        """Have the driver queue what happens to this GPU; False where it can't."""
+        supported = maybe(pynvml.nvmlDeviceGetSupportedEventTypes, gpu.handle)
+        wanted = sum(kind for kind in WATCHED_EVENTS if supported is not None and supported & kind)
+        if not wanted or self.events_set is None:
+            return False
+        try:
+            pynvml.nvmlDeviceRegisterEvents(gpu.handle, wanted, self.events_set)
+        except pynvml.NVMLError:
+            return False
+        return True
+
+    def hardware(self) -> dict[str, Any]:
+        """The inventory."""
+        notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
+        notes += [
+            f"GPU {gpu.index} is in MIG mode and has no instances."
+            for gpu in self.gpus
+            if gpu.is_split and not gpu.instances
+        ]
+        devices: dict[str, list[str]] = {}
+        for gpu in self.gpus:
+            devices.update(gpu.devices())
+        return {
+            "gpus": [gpu.seen() for gpu in self.gpus],
+            "driver_version": text(maybe(pynvml.nvmlSystemGetDriverVersion)),
+            "notes": notes,
+            "devices": devices,
+        }
+
+    def sample(self) -> list[dict[str, Any]]:
+        """One reading per unit."""
+        return [row for gpu in self.gpus for row in gpu.samples()]
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the driver queued since the last call."""
+        found: list[dict[str, Any]] = []
+        while self.events_set is not None and len(found) < MOST_EVENTS:
+            event = maybe(pynvml.nvmlEventSetWait_v2, self.events_set, 1)
+            if event is None:
+                break
+            code = (
+                f"xid:{event.eventData}"
+                if event.eventType == pynvml.nvmlEventTypeXidCriticalError
+                else "ecc:double_bit"
+            )
+            found.append({"gpu": text(maybe(pynvml.nvmlDeviceGetUUID, event.device)), "code": code})
+        return found
+
+
+def main() -> int:
+    """Answer until the questions end."""
+    try:
+        reader = Reader()
+    except pynvml.NVMLError as error:
+        print(json.dumps({"id": 0, "error": str(error)}), flush=True)
+        return 1
+    asks: dict[str, Callable[[], Any]] = {"hardware": reader.hardware, "sample": reader.sample, "events": reader.events}
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            answer = {"id": question["id"], "answer": asks[question["ask"]]()}
+        except pynvml.NVMLError as error:
+            answer = {"id": question["id"], "error": str(error)}
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

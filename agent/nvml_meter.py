@@ -1,0 +1,129 @@
+"""Real GPUs, read by the NVML process: the agent's side, which never waits longer than a deadline and never kills that process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+from agent.meter import Hardware, HardwareEvent, Use
+from agent.protocol import GpuSeen, SampleRow, parse
+
+log = logging.getLogger("agent.nvml")
+
+DEADLINE_SECONDS = 10.0
+START_DEADLINE_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
+LARGEST_ANSWER = 1 << 22
+
+
+class NoAnswer(Exception):
+    """NVML said no, or nothing in time."""
+
+
+class NvmlMeter:
+    """Asks the NVML process. While an answer is overdue everything is unknown, and nothing more is asked."""
+
+    simulated = False
+
+    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self._deadline = deadline_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._number = 0
+        self._overdue = 0  # the question whose answer did not come
+        self._asking = asyncio.Lock()
+        self._units: list[str] = []
+
+    async def hardware(self) -> Hardware:
+        answer = await self._ask("hardware", START_DEADLINE_SECONDS)
+        gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
+        self._units = [unit.uuid for gpu in gpus for unit in gpu.units]
+        return Hardware(gpus, answer["driver_version"], answer["notes"], answer["devices"])
+
+    async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
+        try:
+            answer = await self._ask("sample", self._deadline)
+        except NoAnswer as problem:
+            log.warning("GPUs are not read: %s", problem)
+            answer = [{"unit": unit, "pids": None} for unit in self._units]
+        return [_row(reading, uses.get(reading["unit"]), now) for reading in answer]
+
+    async def events(self, now: float) -> list[HardwareEvent]:
+        try:
+            answer = await self._ask("events", self._deadline)
+        except NoAnswer:
+            return []  # said by sample()
+        return [HardwareEvent(uuid.uuid4().hex, event["gpu"], "xid", event["code"], now) for event in answer]
+
+    async def close(self) -> None:
+        """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _ask(self, what: str, deadline: float) -> Any:
+        async with self._asking:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+            if self._overdue:
+                await self._read_until(self._overdue, 0.01)
+                self._overdue = 0
+            assert self._process is not None and self._process.stdin is not None
+            self._number += 1
+            try:
+                self._process.stdin.write(json.dumps({"id": self._number, "ask": what}).encode() + b"\n")
+                await self._process.stdin.drain()
+            except ConnectionError as error:
+                raise NoAnswer(f"the NVML process ended ({error})") from None
+            return await self._read_until(self._number, deadline)
+
+    async def _start(self) -> None:
+        self._overdue = 0
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agent.nvml"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            limit=LARGEST_ANSWER,
+        )
+
+    async def _read_until(self, number: int, deadline: float) -> Any:
+        """The answer to question ``number``. Raises NoAnswer."""
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            async with asyncio.timeout(deadline):
+                while True:
+                    line = await self._process.stdout.readline()
+                    if not line:
+                        await self._process.wait()
+                        raise NoAnswer("the NVML process ended")
+                    answer = json.loads(line)
+                    if answer["id"] == 0:
+                        raise NoAnswer(answer["error"])
+                    if answer["id"] == number:
+                        break
+        except TimeoutError:
+            self._overdue = number
+            raise NoAnswer(f"NVML did not answer within {deadline:g} s") from None
+        if "error" in answer:
+            raise NoAnswer(answer["error"])
+        return answer["answer"]
+
+
+def _row(reading: dict[str, Any], use: Use | None, now: float) -> SampleRow:
+    """A reading with what the host knows: who holds the unit, and which of its processes belong to nobody."""
+    pids = reading.pop("pids")
+    stray = None
+    if pids is not None:
+        own = use.pids if use is not None else frozenset()
+        stray = sum(1 for pid in pids if pid not in own)
+    readings = {key: value for key, value in reading.items() if value is not None}
+    return SampleRow(
+        ts=now,
+        run=use.run if use is not None else None,
+        processes=len(pids) if pids is not None else None,
+        stray_processes=stray,
+        **readings,
+    )

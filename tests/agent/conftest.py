@@ -1,0 +1,137 @@
+"""Real agents against a fake edge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent import processes
+from agent.protocol import RunWanted
+from agent.state import read_json
+from tests.agent.fake_edge import TOKEN, FakeEdge
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class AgentProcess:
+    """One agent, as a process that may be killed and started again on the same state."""
+
+    edge: FakeEdge
+    state: Path
+    launcher: str
+    more: list[str] = field(default_factory=list)
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self, *, joined: bool = True) -> None:
+        """Start it and, unless told otherwise, wait for its first frame."""
+        heard = len(self.edge.observed)
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agent", "run", "--state", str(self.state), "--edge", self.edge.url),
+            *("--join-token", TOKEN, "--host", "h1", "--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
+            *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
+            cwd=ROOT,
+        )
+        if joined:
+            await self.edge.until(lambda: len(self.edge.observed) > heard)
+
+    def send(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """SIGKILL: it gets to do nothing more."""
+        self.send(signal.SIGKILL)
+        assert self.process is not None
+        await self.process.wait()
+
+    async def end(self) -> int:
+        """SIGTERM; gives its exit status."""
+        self.send(signal.SIGTERM)
+        assert self.process is not None
+        return await self.process.wait()
+
+    @property
+    def units(self) -> list[str]:
+        """Uuids: a whole GPU, then the slices of the other."""
+        return [unit.uuid for gpu in self.edge.observed[0].inventory.gpus for unit in gpu.units]
+
+    def shim(self, run: str) -> dict[str, int]:
+        """What the run's shim wrote of itself."""
+        found: dict[str, int] = read_json(self.state / "runs" / run / "shim.json") or {}
+        return found
+
+    def clean_up(self) -> None:
+        """End whatever this test left behind, by pid."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+        for folder in (self.state / "runs").glob("*"):
+            shim = read_json(folder / "shim.json") or {}
+            if shim and processes.is_alive(shim["pid"], shim["start_ticks"]):
+                rest = processes.below(processes.scan(), shim["pid"])
+                for pid in [shim["pid"], *(process.pid for process in rest)]:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+
+
+MakeAgent = Callable[..., Awaitable[AgentProcess]]
+
+
+@pytest.fixture
+async def edge() -> AsyncIterator[FakeEdge]:
+    """A fake edge that listens."""
+    edge = FakeEdge()
+    await edge.start()
+    yield edge
+    await edge.stop()
+
+
+@pytest.fixture
+async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]:
+    """Start agents; whatever they started is gone after the test."""
+    made: list[AgentProcess] = []
+
+    async def make(*more: str, launcher: str = "plain", state: str = "state", joined: bool = True) -> AgentProcess:
+        agent = AgentProcess(edge, tmp_path / state, launcher, list(more))
+        made.append(agent)
+        await agent.start(joined=joined)
+        return agent
+
+    yield make
+    for agent in made:
+        agent.clean_up()
+        if agent.process is not None:
+            await agent.process.wait()
+
+
+@pytest.fixture
+async def agent(make_agent: MakeAgent) -> AgentProcess:
+    """A joined agent that starts plain processes."""
+    return await make_agent()
+
+
+def job(
+    command: str, *, generation: int = 1, units: list[str] | None = None, run: str = "", **fields: object
+) -> RunWanted:
+    """A wanted job."""
+    values: dict[str, object] = {
+        "run": run or f"run-{generation}",
+        "workload": f"workload-{run or generation}",
+        "generation": generation,
+        "verb": "start",
+        "command": command,
+        "unit_uuids": units or [],
+        "owner": "ada",
+        "team": "blue",
+        "grace_seconds": 5.0,
+    }
+    return RunWanted(**{**values, **fields})  # type: ignore[arg-type]

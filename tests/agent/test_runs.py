@@ -1,0 +1,410 @@
+"""Jobs from start to end, with real processes: what the agent starts, stops, and says about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import processes
+from agent.runs import boottime
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+SLEEP = "echo begun; sleep 300"
+
+
+async def running(edge: FakeEdge, agent: AgentProcess, command: str, **fields: object) -> str:
+    wanted = job(command, **fields)  # type: ignore[arg-type]
+    await edge.want(wanted)
+    await edge.until_state(wanted.run, "running")
+    await edge.until(lambda: "begun" in edge.log(wanted.run))
+    return wanted.run
+
+
+async def test_a_job_runs_with_its_gpu_and_ends_as_finished(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    await edge.want(
+        job('echo "$CUDA_VISIBLE_DEVICES $GPUPOOL_ATTEMPT $MINE"; pwd', units=[unit], environment={"MINE": "yes"})
+    )
+    ended = await edge.until_state("run-1", "ended")
+    assert (ended.outcome, ended.exit_code) == ("finished", 0)
+    await edge.until(lambda: edge.log("run-1").count("\n") == 2)
+    assert edge.log("run-1").splitlines() == [f"{unit} 1 yes", str(agent.state / "homes" / "ada")]
+    assert ended.started_at is not None and ended.ended_at is not None and ended.started_at <= ended.ended_at
+
+
+async def test_a_job_that_fails_says_its_exit_code(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("echo no >&2; exit 7"))
+    ended = await edge.until_state("run-1", "ended")
+    assert (ended.outcome, ended.exit_code) == ("failed", 7)
+
+
+async def test_a_job_killed_by_a_signal_of_its_own_has_failed(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("kill -SEGV $$"))
+    ended = await edge.until_state("run-1", "ended")
+    assert (ended.outcome, ended.exit_code) == ("failed", 128 + signal.SIGSEGV)
+
+
+async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "setsid sleep 301 & sleep 302 & echo begun; wait")
+    tree = processes.below(processes.scan(), agent.shim(run)["pid"])
+    assert len(tree) >= 3
+    await edge.change(run, verb="stop", code="cancelled")
+    ended = await edge.until_state(run, "ended")
+    assert ended.outcome == "cancelled"
+    assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
+
+
+async def test_a_job_that_ignores_term_is_killed_at_its_grace(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "trap '' TERM; echo begun; while :; do sleep 1; done")
+    asked = time.monotonic()
+    await edge.change(run, verb="stop", code="evicted_for_guarantee", grace_seconds=1.0)
+    seen = await edge.until_state(run, "stopping")
+    assert seen.outcome == ""
+    ended = await edge.until_state(run, "ended")
+    assert ended.outcome == "killed_at_grace"
+    assert 1.0 <= time.monotonic() - asked < 10
+
+
+async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_counts(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    command = (
+        "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool-checkpoint done; exit 0' USR1;"
+        " echo begun; while :; do sleep 0.1; done"
+    )
+    run = await running(edge, agent, command)
+    await edge.change(run, verb="notice", code="evicted_for_reservation", stop_at=2e9)
+    ended = await edge.until_state(run, "ended")
+    assert ended.outcome == "checkpointed"
+    assert ended.checkpoint_at is not None
+    await edge.until(lambda: "evicted_for_reservation" in edge.log(run))
+    notice = json.loads(edge.log(run).splitlines()[1])
+    assert notice == {"code": "evicted_for_reservation", "stop_at": 2e9}
+
+
+async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("echo 41 > $GPUPOOL_CHECKPOINT_DIR/step; gpupool-checkpoint done", workload="same"))
+    first = await edge.until_state("run-1", "ended")
+    assert first.outcome == "finished" and first.checkpoint_at is not None
+    await edge.want(job("cat $GPUPOOL_CHECKPOINT_DIR/step; echo begun; sleep 300", generation=2, workload="same"))
+    await edge.until(lambda: "begun" in edge.log("run-2"))
+    assert edge.log("run-2").splitlines()[0] == "41"
+    seen = edge.seen("run-2")
+    assert seen is not None and seen.checkpoint_at is None
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "acknowledged"),
+    [
+        ("trap 'gpupool-checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done", "checkpointed", True),
+        ("trap 'exit 3' USR1; echo begun; while :; do sleep 0.1; done", "failed", False),
+        ("trap '' TERM; trap : USR1; echo begun; while :; do sleep 0.1; done", "killed_at_grace", False),
+        (
+            "trap '' TERM; trap 'gpupool-checkpoint done' USR1; echo begun; while :; do sleep 0.1; done",
+            "killed_at_grace",
+            True,
+        ),
+    ],
+    ids=["acknowledged", "crashed in grace", "silent", "acknowledged and ran on"],
+)
+async def test_four_ways_to_answer_a_notice_are_told_apart(
+    edge: FakeEdge, agent: AgentProcess, command: str, outcome: str, acknowledged: bool
+) -> None:
+    run = await running(edge, agent, command)
+    await edge.change(run, verb="notice", code="evicted_for_guarantee")
+    if outcome == "killed_at_grace":
+        await asyncio.sleep(1.0)
+        await edge.change(run, verb="stop", grace_seconds=0.5)
+    ended = await edge.until_state(run, "ended")
+    assert (ended.outcome, ended.checkpoint_at is not None) == (outcome, acknowledged)
+
+
+async def test_a_notice_does_not_hurt_a_job_without_a_handler_and_can_be_withdrawn(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    run = await running(edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo told; sleep 0.05; done")
+    await edge.change(run, verb="notice", code="evicted_for_guarantee")
+    await edge.until(lambda: "told" in edge.log(run))
+    await edge.change(run, verb="start")
+    notice = agent.state / "runs" / run / "in" / "notice"
+    await edge.until(lambda: not notice.exists())
+    seen = await edge.until_state(run, "running")
+    assert seen.outcome == ""
+
+
+async def test_a_job_is_stopped_at_its_longest_runtime(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job(SLEEP, max_runtime_seconds=1))
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "time_limit"
+    assert ended.started_at is not None and ended.ended_at is not None
+    assert 1.0 <= ended.ended_at - ended.started_at < 8
+
+
+async def test_jobs_outlive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "echo begun; for i in $(seq 100000); do echo $i; sleep 0.05; done")
+    shim = agent.shim(run)
+    for _ in range(3):
+        await agent.kill()
+        assert processes.is_alive(shim["pid"], shim["start_ticks"])
+        await agent.start()
+        seen = await edge.until_state(run, "running")
+        assert seen.generation == 1
+    assert agent.shim(run) == shim
+    await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended")).outcome == "cancelled"
+    await edge.until(lambda: edge.seen(run) is not None)
+    lines = edge.log(run).splitlines()
+    assert lines == ["begun", *(str(number) for number in range(1, len(lines)))], "no byte is lost or doubled"
+
+
+async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "echo begun; sleep 1; exit 4")
+    await agent.kill()
+    await asyncio.sleep(1.5)
+    await agent.start()
+    ended = await edge.until_state(run, "ended")
+    assert (ended.outcome, ended.exit_code) == ("failed", 4)
+
+
+async def test_a_job_whose_agent_is_gone_is_stopped_when_its_lease_ends(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    edge.lease_seconds = 2.0
+    agent = await make_agent()
+    run = await running(edge, agent, SLEEP)
+    shim = agent.shim(run)
+    lease = float((agent.state / "runs" / run / "lease").read_text())
+    await agent.kill()
+    lease = max(lease, float((agent.state / "runs" / run / "lease").read_text()))
+    while processes.is_alive(shim["pid"], shim["start_ticks"]):
+        assert boottime() < lease + 10
+        await asyncio.sleep(0.02)
+    assert boottime() >= lease, "not before its lease"
+    await agent.start()
+    assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
+
+
+async def test_a_job_whose_server_falls_silent_is_stopped_when_its_lease_ends(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    edge.lease_seconds = 2.0
+    agent = await make_agent()
+    run = await running(edge, agent, SLEEP)
+    edge.silent = True
+    assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
+
+
+async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    edge.lease_seconds = 2.0
+    agent = await make_agent()
+    run = await running(edge, agent, SLEEP)
+    old = edge.desired()
+    edge.silent = True
+    for _ in range(60):  # the server is heard, but it has heard nothing of us since
+        await edge.send(old)
+        await asyncio.sleep(0.1)
+        seen = edge.seen(run)
+        if seen is not None and seen.state == "ended":
+            break
+    assert (await edge.until_state(run, "ended", 1.0)).outcome == "lease_lost"
+
+
+async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "sleep 303 & echo begun; wait", units=[agent.units[0]])
+    tree = processes.below(processes.scan(), agent.shim(run)["pid"])
+    os.kill(agent.shim(run)["pid"], signal.SIGKILL)
+    ended = await edge.until_state(run, "ended")
+    assert ended.outcome == "host_lost"
+    assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
+
+
+async def test_a_run_of_another_boot_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, SLEEP)
+    await agent.kill()
+    path = agent.state / "runs" / run / "shim.json"
+    shim = json.loads(path.read_text())
+    os.kill(shim["pid"], signal.SIGKILL)  # as after a restart of the host, when its pid is somebody else's
+    other = await asyncio.create_subprocess_exec("sleep", "300")
+    seen = processes.look(other.pid)
+    assert seen is not None
+    path.write_text(json.dumps({**shim, "pid": other.pid, "start_ticks": seen.start_ticks, "boot_id": "another"}))
+    await agent.start()
+    assert (await edge.until_state(run, "ended")).outcome == "host_lost"
+    other.kill()  # it was still alive: the agent ends nothing that is not its own
+    assert await other.wait() == -signal.SIGKILL
+
+
+async def test_a_pid_that_was_given_to_another_process_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, SLEEP)
+    await agent.kill()
+    path = agent.state / "runs" / run / "shim.json"
+    shim = json.loads(path.read_text())
+    os.kill(shim["pid"], signal.SIGKILL)
+    other = processes.look(os.getpid())
+    assert other is not None
+    path.write_text(json.dumps({**shim, "pid": other.pid}))
+    await agent.start()
+    assert (await edge.until_state(run, "ended")).outcome == "host_lost"
+
+
+async def test_a_used_generation_is_never_started_again(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    await edge.want(job("exit 0", units=[unit]))
+    await edge.until_state("run-1", "ended")
+    await edge.drop("run-1")
+    await edge.until(lambda: edge.seen("run-1") is None)
+    await agent.kill()
+    await agent.start()
+    await edge.want(job("touch ~/started-again", units=[unit]))  # a late frame
+    again = await edge.until_state("run-1", "ended")
+    assert again.outcome == "start_failed" and "generation 1" in again.step
+    assert not (agent.state / "homes" / "ada" / "started-again").exists()
+
+
+async def test_a_lower_generation_of_a_unit_is_refused(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    await edge.want(job("exit 0", generation=7, units=[unit]))
+    await edge.until_state("run-7", "ended")
+    await edge.want(job("exit 0", generation=5, units=[unit]))
+    refused = await edge.until_state("run-5", "ended")
+    assert refused.outcome == "start_failed" and "not above 7" in refused.step
+
+
+async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("touch ~/started", verb="stop", code="cancelled"))
+    assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
+    await edge.change("run-1", verb="start")
+    await asyncio.sleep(1.0)
+    assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
+    assert not (agent.state / "homes" / "ada" / "started").exists()
+
+
+async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    stubborn = "trap 'sleep 1; echo gone; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+    run = await running(edge, agent, stubborn, units=[unit])
+    await edge.change(run, verb="stop", code="evicted_for_guarantee")
+    await edge.want(job("exit 0", generation=2, units=[unit]))
+    waiting = await edge.until_state("run-2", "starting")
+    assert "waiting until" in waiting.step
+    ended = await edge.until_state("run-2", "ended")
+    first = edge.seen(run)
+    assert first is not None and first.ended_at is not None
+    assert ended.outcome == "finished" and ended.started_at is not None and ended.started_at >= first.ended_at - 0.2
+
+
+async def test_slices_of_one_gpu_run_side_by_side(edge: FakeEdge, agent: AgentProcess) -> None:
+    _, one, two = agent.units
+    await running(edge, agent, SLEEP, units=[one])
+    await running(edge, agent, SLEEP, generation=2, units=[two])
+    first = await edge.until_state("run-1", "running")
+    assert first.state == "running"
+
+
+async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: os.PathLike[str]
+) -> None:
+    shared = os.path.join(tmp_path, "locks")
+    agent = await make_agent("--locks", shared)
+    run = await running(edge, agent, SLEEP, units=[agent.units[0]])
+    await agent.kill()
+    wanted = edge.wanted.pop(run)
+    other = await make_agent("--locks", shared, state="other")
+    await edge.want(job("exit 0", generation=2, units=wanted.unit_uuids))
+    assert "waiting until" in (await edge.until_state("run-2", "starting")).step
+    await asyncio.sleep(0.6)
+    assert (await edge.until_state("run-2", "starting")).state == "starting"
+    assert other.process is not None
+    os.kill(processes.below(processes.scan(), agent.shim(run)["pid"])[0].pid, signal.SIGKILL)
+    assert (await edge.until_state("run-2", "ended")).outcome == "finished"
+
+
+async def test_a_run_that_is_not_named_any_more_stops_but_not_for_one_stale_frame(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    run = await running(edge, agent, SLEEP)
+    wanted = edge.wanted.pop(run)
+    await edge.push()
+    await edge.want(wanted)
+    await asyncio.sleep(1.0)
+    assert (await edge.until_state(run, "running")).state == "running"
+    await edge.drop(run)
+    await edge.until(lambda: edge.seen(run) is None or edge.seen(run).state == "ended")  # type: ignore[union-attr]
+    await edge.until(lambda: edge.seen(run) is None)
+    assert not (agent.state / "runs" / run).exists()
+
+
+async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, "echo begun; sleep 1; echo later; sleep 300")
+    port = int(edge.url.rsplit(":", 1)[1])
+    await edge.stop()
+    await asyncio.sleep(1.2)
+    await edge.start(port)
+    heard = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > heard)
+    assert (await edge.until_state(run, "running")).state == "running"
+    await edge.until(lambda: edge.log(run) == "begun\nlater\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"units": ["GPU-elsewhere"]}, "unit_uuids: 'GPU-elsewhere'"),
+        ({"owner": "../root"}, "owner: '../root'"),
+        ({"owner": ".checkpoints"}, "owner: '.checkpoints'"),
+        ({"workload": "../../etc"}, "workload: '../../etc'"),
+        ({"environment": {"A B": "1"}}, "environment: 'A B'"),
+        ({"kind": "virtual machine"}, "kind: 'virtual machine'"),
+        ({"command": " "}, "command: empty"),
+    ],
+)
+async def test_a_run_that_can_not_be_is_refused_with_field_and_value(
+    edge: FakeEdge, agent: AgentProcess, fields: dict[str, object], words: str
+) -> None:
+    await edge.want(job(**{"command": "exit 0", **fields}))  # type: ignore[arg-type]
+    refused = await edge.until_state("run-1", "ended")
+    assert refused.outcome == "start_failed" and words in refused.step
+
+
+async def test_a_command_that_can_not_be_started_says_why(edge: FakeEdge, agent: AgentProcess) -> None:
+    (agent.state / "homes").mkdir(exist_ok=True)
+    (agent.state / "homes" / "ada").write_text("a file where a home should be")
+    await edge.want(job("exit 0"))
+    refused = await edge.until_state("run-1", "ended")
+    assert refused.outcome == "start_failed" and "could not be started" in refused.step
+
+
+async def test_on_exit_stop_ends_the_workloads_with_the_agent(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    agent = await make_agent("--on-exit", "stop")
+    run = await running(edge, agent, SLEEP)
+    shim = agent.shim(run)
+    assert await agent.end() == 0
+    assert not processes.is_alive(shim["pid"], shim["start_ticks"])
+
+
+async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("head -c 20000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "finished"
+    kept = sum(path.stat().st_size for path in (agent.state / "runs" / "run-1" / "log").iterdir())
+    assert kept < 10 << 20
+    await edge.until(lambda: edge.log("run-1").endswith("last\n"))
+
+
+async def test_output_that_is_no_text_arrives_as_text_of_the_same_length(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job(r"printf 'a\377\0\303\244'"))
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: edge.log("run-1"))
+    assert edge.log("run-1") == "a??ä"
+
+
+async def test_the_shim_is_small(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, agent, SLEEP)
+    status = Path(f"/proc/{agent.shim(run)['pid']}/status").read_text()
+    resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert resident < 15 * 1024
