@@ -59,7 +59,13 @@ class FakeAgent:
     def observed(self) -> Observed:
         self.sequence += 1
         return Observed(
-            protocol.VERSION, "test", self.boot_id, self.instance, self.sequence, self.inventory, list(self.runs.values())
+            protocol.VERSION,
+            "test",
+            self.boot_id,
+            self.instance,
+            self.sequence,
+            self.inventory,
+            list(self.runs.values()),
         )
 
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:

@@ -93,7 +93,9 @@ def build_world(now: dt.datetime) -> World:
     Leader.objects.get_or_create(id=1)
     teams = [make_team(slug, tag, colour, now) for colour, (slug, tag, _, _) in enumerate(TEAMS, start=1)]
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", created_at=now)
-    static = Pool.objects.create(slug="vision-only", name="Vision only", kind="static", team=teams[0].team, created_at=now)
+    static = Pool.objects.create(
+        slug="vision-only", name="Vision only", kind="static", team=teams[0].team, created_at=now
+    )
     for each, (_, _, h100, a100) in zip(teams, TEAMS, strict=True):
         give_quota(each.team, shared, H100, h100, now)
         give_quota(each.team, shared, A100, a100, now)
@@ -135,7 +137,9 @@ def make_team(slug: str, tag: str, colour: int, now: dt.datetime) -> TeamOfWorld
     return TeamOfWorld(team=team, project=project, lead=people[0], members=people[1:])
 
 
-def give_quota(team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None) -> Quota:
+def give_quota(
+    team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None
+) -> Quota:
     """A guarantee of ``gpus`` whole GPUs of ``model``; ``borrow_gpus`` None means no limit above it."""
     limit = None if borrow_gpus is None else borrow_gpus * SLOTS_PER_GPU
     return Quota.objects.create(

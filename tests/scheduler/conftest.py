@@ -1,3 +1,73 @@
-from tests.world import world
+"""The organisation, and a real Celery worker of the engine that works on the test database."""
 
-__all__ = ["world"]
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
+
+from scheduler import nudge
+from tests.world import World, world
+
+__all__ = ["World", "world"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_database_url() -> str:
+    """The address of the database that this test process uses."""
+    place = connection.settings_dict
+    user, password, host = (quote(str(place[name]), safe="") for name in ("USER", "PASSWORD", "HOST"))
+    port = f":{place['PORT']}" if place["PORT"] else ""
+    return f"postgresql://{user}:{password}@{host}{port}/{place['NAME']}"
+
+
+@contextmanager
+def engine_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine worker as `./run` starts it, ready to take tasks."""
+    command = [sys.executable, "-m", "celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle"]
+    options = ["-n", f"engine-{log.stem}@%h", "-Q", "engine", "-c", "1", "--prefetch-multiplier", "1", "-l", "info"]
+    environment = {**os.environ, "DATABASE_URL": test_database_url(), "DJANGO_SETTINGS_MODULE": "config.settings"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command + options, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            _wait_until_ready(process, log)
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 40
+    while b" ready." not in log.read_bytes():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def engine_worker(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One engine for the whole session, on the same queue that nudges of this process go to."""
+    with django_db_blocker.unblock():
+        nudge.connection().delete(nudge.ENGINE_KEY)
+    with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:
+        yield process

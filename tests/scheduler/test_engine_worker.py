@@ -1,0 +1,158 @@
+"""The engine as a real Celery worker over real Valkey: woken by commits, right without hints, one leader at a time."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from config.celery import app
+from scheduler import nudge, services
+from scheduler.models import Allocation, Leader, Run, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.conftest import engine_process
+from tests.world import H100, TeamOfWorld, World, build_world
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def live_world(transactional_db: None) -> World:
+    """The organisation as of this very moment, visible to other processes."""
+    return build_world(timezone.now())
+
+
+def queue(world: World, team: TeamOfWorld, units: int = 1, **also: object) -> Workload:
+    given: dict[str, object] = {
+        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": team.project,
+        "owner": team.member, "units": units, "models_wanted": [H100], "max_runtime_seconds": 3600,
+        "preemptible": True, "command": "true", **also,
+    }  # fmt: skip
+    return services.queue_workload(now=timezone.now(), **given)  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    """How long it took, in seconds; fails when it did not happen in time."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not happen in time"
+        time.sleep(0.004)
+    return time.monotonic() - began
+
+
+def state_of(workload: Workload) -> str:
+    return Workload.objects.values_list("state", flat=True).get(pk=workload.pk)
+
+
+def test_a_request_is_decided_within_300_ms_of_its_commit(
+    engine_worker: subprocess.Popen[bytes], live_world: World
+) -> None:
+    warm_up = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(warm_up) != "queued", 15)
+    took = []
+    for _ in range(10):
+        workload = queue(live_world, live_world.vision)
+        took.append(wait_for(lambda w=workload: state_of(w) != "queued", 5))  # type: ignore[misc]
+        time.sleep(0.05)
+    assert statistics.median(took) < 0.3, took
+
+
+def test_what_cannot_start_has_its_reason_as_fast(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+    first = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(first) != "queued", 15)
+    workload = queue(live_world, live_world.vision, units=9)
+    seconds = wait_for(lambda: Workload.objects.get(pk=workload.pk).reason_code != "", 5)
+    assert Workload.objects.get(pk=workload.pk).reason_code == "too_big_for_any_host"
+    assert seconds < 1.0
+
+
+def test_the_sweep_decides_when_every_hint_is_lost(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+    workload = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(workload) != "queued", 15)
+    nudge.connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # no nudge is sent any more
+    lost = queue(live_world, live_world.vision)
+    time.sleep(0.5)
+    assert state_of(lost) == "queued"
+    app.send_task("scheduler.tasks.sweep", queue="engine")
+    wait_for(lambda: state_of(lost) == "placed", 5)
+
+
+def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
+    engine_worker: subprocess.Popen[bytes], live_world: World
+) -> None:
+    live_world.shared.minimum_runtime_seconds = 0
+    live_world.shared.save()
+    agents = [FakeAgent.of(live_world.hosts[name]) for name in ("alpha", "beta")]
+
+    def until(condition: Callable[[], bool]) -> None:
+        """Agents sync as they do, and acknowledge a checkpoint when they are given notice."""
+
+        def step() -> bool:
+            for agent in agents:
+                agent.sync(timezone.now())
+                for run, wanted in agent.wanted.items():
+                    if wanted.verb == "notice" and agent.runs[run].checkpoint_at is None:
+                        agent.checkpoint(run, timezone.now())
+            return condition()
+
+        wait_for(step, 20)
+
+    borrowers = [queue(live_world, live_world.robotics, units=8) for _ in range(2)]
+    until(lambda: all(state_of(w) == "running" for w in borrowers))
+    claimant = queue(live_world, live_world.vision, units=8, preemptible=False)
+    until(lambda: state_of(claimant) == "running")
+    victim = Workload.objects.get(evicted_by=claimant)
+    assert victim in borrowers and victim.state == "queued" and victim.checkpoint_at is not None
+    assert victim.runs.get().outcome == "checkpointed"
+
+    services.cancel_workload(claimant, now=timezone.now())
+    until(lambda: state_of(victim) == "running")
+    assert state_of(claimant) == "ended"
+    assert Run.objects.filter(workload=victim).count() == 2
+    until(lambda: Allocation.objects.filter(period__upper_inf=True).count() == 16)
+
+
+def test_a_frozen_engine_is_taken_over_within_five_seconds_and_its_plan_refused(
+    engine_worker: subprocess.Popen[bytes], live_world: World, tmp_path: Path
+) -> None:
+    first = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(first) == "placed", 15)
+    before = Leader.objects.get(pk=1)
+    os.killpg(engine_worker.pid, signal.SIGSTOP)
+    try:
+        with engine_process(tmp_path / "second.log"):
+            frozen_at = timezone.now()
+            workload = queue(live_world, live_world.vision)
+            nudge.connection().delete(nudge.ENGINE_KEY)
+
+            def taken_over() -> bool:
+                app.send_task("scheduler.tasks.sweep", queue="engine")
+                time.sleep(0.2)
+                return state_of(workload) == "placed"
+
+            wait_for(taken_over, 12)
+            after = Leader.objects.get(pk=1)
+            assert after.epoch == before.epoch + 1 and after.holder != before.holder
+            assert timezone.now() - frozen_at < dt.timedelta(seconds=8)
+            os.killpg(engine_worker.pid, signal.SIGCONT)
+            second = queue(live_world, live_world.vision)
+            wait_for(lambda: state_of(second) == "placed", 10)
+            assert Leader.objects.get(pk=1).holder == after.holder
+    finally:
+        os.killpg(engine_worker.pid, signal.SIGCONT)
+    third = queue(live_world, live_world.vision)
+
+    def back() -> bool:
+        app.send_task("scheduler.tasks.sweep", queue="engine")
+        time.sleep(0.2)
+        return state_of(third) == "placed"
+
+    wait_for(back, 12)
