@@ -5,6 +5,8 @@ from __future__ import annotations
 from allauth.account.adapter import DefaultAccountAdapter
 from django.http import HttpRequest
 
+from portal.sign_out import session_ended
+
 
 class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
     """Local accounts are made by an operator; the sign-up page is closed."""
@@ -12,3 +14,10 @@ class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         """Always False: an operator makes accounts."""
         return False
+
+    def logout(self, request: HttpRequest) -> None:
+        """Ends the portal session, and at once the notebooks and live pages that were opened from it."""
+        key = request.session.session_key
+        super().logout(request)
+        if key:
+            session_ended(key)

@@ -47,7 +47,7 @@ class Denied:
 
 
 def hashed(secret: str) -> str:
-    """How one-time codes, workspace cookies and session keys are kept: nobody who reads the rows can use them."""
+    """How one-time codes and workspace cookies are kept: nobody who reads the rows can use them."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

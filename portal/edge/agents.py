@@ -233,7 +233,7 @@ class Agents:
             log.info("agent's connection ended", host=connection.host.name, error=str(error))
 
     async def _credential_arrived(self, connection: Connection) -> None:
-        """The agent has read past the frame that brought its new credential: from now on that one counts, as at a new connection."""
+        """The agent has read past the frame that brought its new credential: from now on that one counts."""
         connection.credentials = connection.credentials[-1:]
         with contextlib.suppress(Unwelcome, DatabaseError):  # the next sync says no, or comes again
             await self._threads.run(hosts.authenticate, connection.credentials[0], timezone.now())

@@ -2,7 +2,7 @@
 
 - ``gpupool:host:<Host.pk>``: this host's desired state may have changed (scheduler/nudge.py)
 - ``gpupool:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/nudge.py, and the edge)
-- ``gpupool:access``, the hash of a portal session: it has ended, and with it all that it opened (config/accounts.py)
+- ``gpupool:access``, the hash of a portal session: it has ended, and with it all that it opened (portal/sign_out.py)
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
+from portal.sign_out import ACCESS_CHANNEL
 from scheduler.nudge import HOST_CHANNEL, PAGE_CHANNEL
 
 log = structlog.get_logger(__name__)
 
-ACCESS_CHANNEL = "gpupool:access"
 LONGEST_PAUSE = 5.0
 
 

@@ -117,6 +117,10 @@ class Doors:
                 if time.monotonic() - seen_at > BLIND_SECONDS:
                     self._cut(list(self._open))
 
+    def close(self) -> None:
+        """Cut everybody; browsers come back by themselves."""
+        self._cut(list(self._open))
+
     async def _look(self) -> None:
         tokens = list(self._open)
         if not tokens:

@@ -23,10 +23,10 @@ from django.http import HttpRequest
 
 from portal import policy
 from portal.edge import metrics
-from portal.edge.access import hashed
 from portal.edge.bus import Bus
 from portal.edge.threads import Threads
 from portal.models import User
+from portal.sign_out import session_hash
 from scheduler.models import Run, Workload
 
 MOST_TOPICS = 30
@@ -93,7 +93,7 @@ class Events:
             return web.json_response({"detail": "the database is away for a moment"}, status=503, headers=headers)
         if len(self._by_user[user]) >= MOST_PER_USER:
             return web.json_response({"detail": f"{MOST_PER_USER} pages listen already"}, status=429, headers=headers)
-        return await self._serve(request, Listener(user, hashed(key), topics), headers)
+        return await self._serve(request, Listener(user, session_hash(key), topics), headers)
 
     async def _serve(self, request: web.Request, listener: Listener, headers: dict[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8"})

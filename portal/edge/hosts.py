@@ -37,7 +37,8 @@ def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
 
 def authenticate(credential: str, now: dt.datetime) -> KnownHost:
     """The host whose credential this is. Raises Unwelcome when it is none, or no longer."""
-    host = Host.objects.filter(pk=scheduler_api.authenticate(credential, now)).first()
+    host_id = scheduler_api.authenticate(credential, now)
+    host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
         raise Unwelcome("this credential is unknown, expired or revoked; join again with a new token")
     return KnownHost(host.pk, host.name)

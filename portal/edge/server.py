@@ -54,6 +54,7 @@ class Edge:
     async def close(self) -> None:
         """Say goodbye to everybody and give everything back."""
         self.events.close()
+        self.doors.close()
         await self.agents.close()
         for task in self._tasks:
             task.cancel()

@@ -199,11 +199,12 @@ class Workspaces:
                 headers=headers_up(visit, to),
                 protocols=protocols,
                 max_msg_size=LARGEST_MESSAGE,
-                timeout=ClientWSTimeout(ws_close=1.0),  # type: ignore[call-arg]
+                timeout=ClientWSTimeout(ws_close=1.0),
                 compress=0,
             )
         except WSServerHandshakeError as error:
-            return pages.say(request, error.status if 400 <= error.status < 500 else 502, "Refused", "The notebook refused this connection.")
+            status = error.status if 400 <= error.status < 500 else 502
+            return pages.say(request, status, "Refused", "The notebook refused this connection.")
         except (ClientError, ConnectionError) as error:
             return _broken(request, None, to, error)
         async with upstream:
@@ -221,19 +222,18 @@ class Workspaces:
     async def _carry(
         self, visit: Visit, to: Pass, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse
     ) -> None:
-        cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cut = asyncio.Event()
         up = asyncio.create_task(self._pump_up(to, socket, upstream))
         down = asyncio.create_task(_pump_down(upstream, socket))
-        with self._doors.watched(visit.token, lambda: cut.done() or cut.set_result(None)):
+        over = asyncio.create_task(cut.wait())
+        with self._doors.watched(visit.token, cut.set):
             try:
-                await asyncio.wait((up, down, cut), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                was_cut = cut.done()
-                cut.cancel()
-                for task in (up, down):
+                for task in (up, down, over):
                     task.cancel()
-                await asyncio.gather(up, down, return_exceptions=True)
-        if was_cut:
+                await asyncio.gather(up, down, over, return_exceptions=True)
+        if cut.is_set():
             await _close_hard(visit.request, socket)
         else:
             await _close_both(socket, upstream)
@@ -293,9 +293,8 @@ def _broken(
     if response is not None and response.prepared:
         _abort(request)  # half an answer must not look like a whole one
         return response
-    return pages.say(
-        request, 502, "The notebook does not answer", "Its host could not be reached just now. Your work goes on there; try again.", to.workload
-    )
+    sentence = "Its host could not be reached just now. Your work goes on there; try again."
+    return pages.say(request, 502, "The notebook does not answer", sentence, to.workload)
 
 
 async def _pieces(request: web.Request, upstream: ClientResponse) -> AsyncIterator[bytes]:
@@ -323,7 +322,7 @@ def checked_target(request: web.Request) -> str:
 
     Browsers resolve dot segments themselves, so whoever sends one wants the edge and the run to disagree.
     """
-    target = request.message.path
+    target = request.raw_path
     if not target.startswith("/") or target.startswith("//"):
         raise BadTarget("The address must begin with one slash.")
     if len(target) > LONGEST_TARGET:

@@ -254,16 +254,16 @@ class Notebook:
         assert answer.status == 303, await answer.text()
         return answer.cookies["__Host-gpupool"].value
 
-    async def socket(self, cookie: str, path: str = "/echo", **headers: str) -> aiohttp.ClientWebSocketResponse:
-        sent = {"Host": self.name, "Origin": self.origin, "Cookie": f"__Host-gpupool={cookie}", **headers}
-        return await self.place.session.ws_connect(self.place.url + path, headers=sent, max_msg_size=1 << 27)
+    async def socket(self, cookie: str, path: str = "/echo", **more: Any) -> aiohttp.ClientWebSocketResponse:
+        sent = {"Host": self.name, "Origin": self.origin, "Cookie": f"__Host-gpupool={cookie}"}
+        return await self.place.session.ws_connect(self.place.url + path, headers=sent, max_msg_size=1 << 27, **more)
 
 
 @pytest.fixture
 async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
     """The unix socket of a server that says what reached it."""
     path = tmp_path / "run.sock"
-    runner = web.AppRunner(_telling_application(), access_log=None)
+    runner = web.AppRunner(_telling_application(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     await web.UnixSite(runner, str(path)).start()
     yield path

@@ -152,7 +152,7 @@ async def test_half_an_answer_never_looks_like_a_whole_one(notebook: Notebook) -
 async def test_websockets_pass_text_bytes_protocol_and_close_code(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     protocol = "v1.kernel.websocket.jupyter.org"
-    socket = await notebook.socket(cookie, **{"Sec-WebSocket-Protocol": f"{protocol}, other"})
+    socket = await notebook.socket(cookie, protocols=(protocol, "other"))
     assert socket.protocol == protocol
     await socket.send_str("hello")
     assert (await socket.receive()).data == "hello"
@@ -395,7 +395,9 @@ async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebo
     writer.transport.abort()
 
 
-async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(notebook: Notebook, agent: SmallAgent, monkeypatch) -> None:
+async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(
+    notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from portal.edge import streams
 
     monkeypatch.setattr(streams, "OPEN_SECONDS", 0.3)

@@ -1,0 +1,159 @@
+"""Live events: who may listen to what, and that a change is heard at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+
+import aiohttp
+import pytest
+import redis
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
+
+from portal.edge import events
+from portal.models import User
+from scheduler.nudge import PAGE_CHANNEL
+from tests.portal.edge.conftest import Place, rows, running_notebook, until
+
+
+def sign_in(user: User) -> str:
+    """A session as a sign-in leaves it."""
+    store = SessionStore()
+    store[SESSION_KEY] = str(user.pk)
+    store[BACKEND_SESSION_KEY] = "allauth.account.auth_backends.AuthenticationBackend"
+    store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    store.create()
+    assert store.session_key is not None
+    return store.session_key
+
+
+async def listen(place: Place, key: str, topics: str, **headers: str) -> aiohttp.ClientResponse:
+    sent = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={key}", "Origin": settings.GPUPOOL_PORTAL_URL, **headers}
+    return await place.session.get(f"{place.url}/events", params={"topics": topics}, headers=sent)
+
+
+async def next_event(answer: aiohttp.ClientResponse, seconds: float = 3.0) -> tuple[str, str]:
+    name = ""
+    async with asyncio.timeout(seconds):
+        while True:
+            line = (await answer.content.readline()).decode().rstrip("\n")
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                return name, line.removeprefix("data: ")
+            elif not line and answer.content.at_eof():
+                raise EOFError
+
+
+async def tell(topic: str) -> None:
+    def publish() -> None:
+        with redis.Redis.from_url(settings.REDIS_URL) as hints:
+            hints.publish(PAGE_CHANNEL, json.dumps({"topic": topic}))
+
+    await asyncio.to_thread(publish)
+
+
+async def test_a_page_hears_of_its_topics_and_of_no_others(place: Place) -> None:
+    member = place.world.vision.member
+    run = await rows(running_notebook, place.world, member, place.world.hosts["alpha"])
+    own = f"workload:{run.workload.public_id}"
+    answer = await listen(place, await rows(sign_in, member), f"queue,{own}")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["Access-Control-Allow-Origin"] == settings.GPUPOOL_PORTAL_URL
+    assert answer.headers["Access-Control-Allow-Credentials"] == "true"
+    await tell("hosts")
+    begin = time.monotonic()
+    await tell(own)
+    assert await next_event(answer) == ("workload", own)
+    assert time.monotonic() - begin < 0.5
+    answer.close()
+    await until(lambda: not place.edge.events._by_topic)
+
+
+async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
+    world = place.world
+    run = await rows(running_notebook, world, world.vision.member, world.hosts["alpha"])
+    workload, log = f"workload:{run.workload.public_id}", f"log:{run.public_id}"
+    allowed = {"member": 200, "lead": 200, "team mate": 200, "operator": 200, "auditor": 200,
+               "other team": 404, "stranger": 404, "finance": 404}  # fmt: skip
+    for person, status in allowed.items():
+        key = await rows(sign_in, world.people[person])
+        for topic in (workload, log):
+            answer = await listen(place, key, topic)
+            assert answer.status == status, (person, topic)
+            answer.close()
+    key = await rows(sign_in, world.stranger)
+    for topic in (f"user:{world.operator.pk}", "workload:x", "no such", "a:b", "workload:" + "0" * 32, "x" * 500, "\0", ""):
+        assert (await listen(place, key, topic)).status in (400, 404), topic
+    assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
+
+
+async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) -> None:
+    key = await rows(sign_in, place.world.vision.member)
+    for wrong in ("", "x" * 32, key + "x", "%00", "x" * 5000):
+        assert (await listen(place, wrong, "queue")).status in (400, 401)
+    await rows(User.objects.filter(pk=place.world.vision.member.pk).update, is_active=False)
+    assert (await listen(place, key, "queue")).status == 401
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "{portal}.evil.example", "{portal}/", "{workspace}"])
+async def test_other_sites_hear_nothing(place: Place, origin: str) -> None:
+    key = await rows(sign_in, place.world.vision.member)
+    sent = origin.format(portal=settings.GPUPOOL_PORTAL_URL, workspace=f"http://{place.name('w123')}")
+    answer = await listen(place, key, "queue", Origin=sent)
+    assert answer.status == 403
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+async def test_signing_out_ends_the_stream(place: Place) -> None:
+    key = await rows(sign_in, place.world.vision.member)
+    answer = await listen(place, key, "queue")
+    other = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
+
+    def sign_out() -> None:
+        SessionStore(key).delete()
+        with redis.Redis.from_url(settings.REDIS_URL) as hints:
+            hints.publish("gpupool:access", hashlib.sha256(key.encode()).hexdigest())
+
+    await asyncio.to_thread(sign_out)
+    with pytest.raises(EOFError):
+        await next_event(answer)
+    assert (await listen(place, key, "queue")).status == 401
+    await tell("queue")
+    assert await next_event(other) == ("queue", "queue")
+    other.close()
+
+
+async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> None:
+    answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue,calendar")
+    for _ in range(200):
+        place.edge.events._changed("queue")
+    place.edge.events._changed("calendar")
+    assert await next_event(answer) == ("calendar", "calendar")
+    assert await next_event(answer) == ("queue", "queue")
+    with pytest.raises(TimeoutError):
+        await next_event(answer, seconds=0.5)
+    answer.close()
+
+
+async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(place: Place, monkeypatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(events, "LONGEST_SECONDS", 0.3)
+    answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
+    text = (await answer.content.read()).decode()
+    assert "retry: " in text
+    assert text.count(": still here") >= 3
+
+
+async def test_one_person_cannot_open_streams_without_end(place: Place, monkeypatch) -> None:
+    monkeypatch.setattr(events, "MOST_PER_USER", 3)
+    key = await rows(sign_in, place.world.vision.member)
+    answers = [await listen(place, key, "queue") for _ in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    for answer in answers:
+        answer.close()
