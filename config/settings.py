@@ -64,6 +64,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "portal.web.context.viewers_settings",
 ]
 
 ROOT_URLCONF = "config.urls"
@@ -80,6 +81,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "config.security.nonce",
+                "portal.web.context.frame",
             ],
         },
     },
@@ -162,6 +164,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [],  # enums stay where they are used: names made for them would collide
 }
 
 # --- static files ---------------------------------------------------------------------------------------------------

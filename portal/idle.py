@@ -45,7 +45,9 @@ class Activity:
     quiet_since: datetime | None
 
 
-def judge(activity: Activity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime) -> Verdict:
+def judge(
+    activity: Activity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime
+) -> Verdict:
     """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
     if activity.busy_kernels or activity.connections or activity.quiet_since is None:
         return Verdict.BUSY
@@ -71,7 +73,9 @@ def cull(now: datetime) -> dict[str, int]:
         workload = run.workload
         limit = timedelta(seconds=workload.pool.idle_limit_seconds)
         activity = observe(run, now, limit)
-        verdict = judge(activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=workload.keep_until, now=now)
+        verdict = judge(
+            activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=workload.keep_until, now=now
+        )
         _act(workload, verdict, now)
         counts[verdict] += 1
     return counts
@@ -92,7 +96,12 @@ def observe(run: Run, now: datetime, limit: timedelta) -> Activity:
     """Put together what the agent, the edge and the GPU say about a notebook's run."""
     said = run.activity or {}
     edge = _seen_by_edge(run)
-    signs = [run.ready_at, _moment(said.get("last_activity")), _moment(edge.get("last_request")), _moment(edge.get("last_input"))]
+    signs = [
+        run.ready_at,
+        _moment(said.get("last_activity")),
+        _moment(edge.get("last_request")),
+        _moment(edge.get("last_input")),
+    ]
     return Activity(
         busy_kernels=_number(said.get("busy")),
         connections=max(_number(said.get("connections")), _number(edge.get("sockets"))),
@@ -122,7 +131,9 @@ def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
 def _seen_by_edge(run: Run) -> dict[str, Any]:
     """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
     try:
-        text = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0).get(f"{WORKSPACE_KEY}{run.public_id}")
+        text = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0).get(
+            f"{WORKSPACE_KEY}{run.public_id}"
+        )
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
         # Redis holds hints: without them the agent's own count of connections decides.

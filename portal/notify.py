@@ -19,6 +19,7 @@ from portal.models import Approval, Membership, NoticeMark, Notification, Submis
 from scheduler import nudge
 from scheduler.models import Decision, HostStateChange, Reservation, Run, Workload
 from scheduler.states import LeaseState, RepairState, ReservationState, WorkloadState
+from telemetry.models import BudgetAlert
 
 OVERLAP = timedelta(minutes=2)
 FIRST_LOOK = timedelta(hours=1)
@@ -53,7 +54,9 @@ def tell(now: datetime) -> int:
             for fact in facts
             for user in dict.fromkeys(fact.users)
         ]  # fmt: skip
-        known = set(Notification.objects.filter(source__in={row.source for row in rows}).values_list("user_id", "source"))
+        known = set(
+            Notification.objects.filter(source__in={row.source for row in rows}).values_list("user_id", "source")
+        )
         fresh = [row for row in rows if (row.user_id, row.source) not in known]
         Notification.objects.bulk_create(fresh, ignore_conflicts=True)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
@@ -87,13 +90,17 @@ def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _ends(since: datetime, now: datetime) -> Iterator[Fact]:
-    for workload in Workload.objects.filter(ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False):
+    for workload in Workload.objects.filter(
+        ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False
+    ):
         numbers = {**workload.outcome_numbers, "name": workload.name, "outcome": workload.outcome}
         yield Fact("ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
 
 
 def _evictions(since: datetime, now: datetime) -> Iterator[Fact]:
-    decisions = Decision.objects.filter(kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False)
+    decisions = Decision.objects.filter(
+        kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
+    )
     for decision in decisions.select_related("workload"):
         numbers = {**decision.numbers, "name": decision.workload.name, "code": decision.code}
         owner = (decision.workload.owner_id,)
@@ -101,7 +108,9 @@ def _evictions(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _idle_warnings(since: datetime, now: datetime) -> Iterator[Fact]:
-    for workload in Workload.objects.filter(idle_warned_at__gt=since, idle_warned_at__lte=now, state=WorkloadState.RUNNING):
+    for workload in Workload.objects.filter(
+        idle_warned_at__gt=since, idle_warned_at__lte=now, state=WorkloadState.RUNNING
+    ):
         warned = workload.idle_warned_at
         if warned is not None:
             numbers = {"name": workload.name, "stop_at": (warned + IDLE_NOTICE).timestamp()}
@@ -131,7 +140,9 @@ def _moved_starts(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _reservations_soon(since: datetime, now: datetime) -> Iterator[Fact]:
-    for reservation in Reservation.objects.filter(state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + SOON):
+    for reservation in Reservation.objects.filter(
+        state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + SOON
+    ):
         start = reservation.start.timestamp()
         numbers = {"name": reservation.name, "start": start}
         source = f"soon:{reservation.pk}:{start:.0f}"
@@ -139,7 +150,9 @@ def _reservations_soon(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _reservations_released(since: datetime, now: datetime) -> Iterator[Fact]:
-    for reservation in Reservation.objects.filter(state=ReservationState.RELEASED, ended_at__gt=since, ended_at__lte=now):
+    for reservation in Reservation.objects.filter(
+        state=ReservationState.RELEASED, ended_at__gt=since, ended_at__lte=now
+    ):
         numbers = {"name": reservation.name}
         owner = (reservation.owner_id,)
         yield Fact("reservation_released", f"released:{reservation.pk}", owner, numbers, reservation=reservation.pk)
@@ -151,7 +164,9 @@ def _approvals_wanted(since: datetime, now: datetime) -> Iterator[Fact]:
     for submission in waiting.select_related("team", "author"):
         if operators is None:
             operators = _operators()
-        deciders = set(operators) | (_leads(submission.team_id) if submission.kind == Submission.Kind.MEMBERSHIP else set())
+        deciders = set(operators) | (
+            _leads(submission.team_id) if submission.kind == Submission.Kind.MEMBERSHIP else set()
+        )
         numbers = {
             "author": submission.author.get_username(),
             "what": wording.submission_what(submission.kind, submission.payload),
@@ -180,9 +195,27 @@ def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list("workload__owner_id", flat=True)
-        trouble = "it fell silent" if change.lease_state == LeaseState.SILENT else f"its repair state is {change.repair_state}"
+        trouble = (
+            "it fell silent"
+            if change.lease_state == LeaseState.SILENT
+            else f"its repair state is {change.repair_state}"
+        )
         numbers = {"host": change.host.name, "trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
         yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
+
+
+def _budgets_reached(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To finance and the leads of the team."""
+    for alert in BudgetAlert.objects.filter(at__gt=since, at__lte=now).select_related(
+        "budget__team", "budget__project"
+    ):
+        budget = alert.budget
+        whose = budget.team or budget.project
+        team_id = budget.team_id or (budget.project.team_id if budget.project else None)
+        finance = User.objects.filter(finance=True, is_active=True).values_list("pk", flat=True)
+        users = (*finance, *(_leads(team_id) if team_id is not None else ()))
+        numbers = {"name": whose.name if whose else "", "percent": alert.percent, "forecast": alert.forecast}
+        yield Fact("budget_reached", f"budget:{alert.pk}", users, numbers)
 
 
 SOURCES = (
@@ -196,6 +229,7 @@ SOURCES = (
     _approvals_wanted,
     _approvals_decided,
     _host_troubles,
+    _budgets_reached,
 )
 
 
@@ -204,5 +238,7 @@ def _operators() -> tuple[int, ...]:
 
 
 def _leads(team_id: int) -> set[int]:
-    leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list("user_id", flat=True)
+    leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list(
+        "user_id", flat=True
+    )
     return set(leads)

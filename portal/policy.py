@@ -106,27 +106,42 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     ),
     "workload.relaunch": (changes_things & is_member, "Only members of its team may launch this workload again."),
     "workload.open": (changes_things & is_owner & is_member, "Only its owner may open this notebook."),
-    "workload.logs": (is_active & (is_member | is_operator | is_auditor), "Only its team, operators and auditors may read these logs."),
+    "workload.logs": (
+        is_active & (is_member | is_operator | is_auditor),
+        "Only its team, operators and auditors may read these logs.",
+    ),
     # [Reservation]
     "reservation.change": (
         changes_things & ((is_owner & is_member) | is_lead | is_operator),
         "Only its owner, a lead of its team or an operator may change this reservation.",
     ),
     # [Team]
-    "quota.request": (changes_things & (is_lead | is_operator), "Only a lead of the team or an operator may ask for another quota."),
+    "quota.request": (
+        changes_things & (is_lead | is_operator),
+        "Only a lead of the team or an operator may ask for another quota.",
+    ),
     "team.change": (changes_things & (is_lead | is_operator), "Only a lead of the team or an operator may change it."),
     "team.join": (changes_things, "Only people with an active account may ask to join a team."),
     # [Submission]
     "submission.decide": (changes_things & (is_operator | decides_membership), "Only an operator may decide this."),
-    "submission.withdraw": (changes_things & (is_owner | is_lead), "Only its author or a lead of the team may withdraw this."),
+    "submission.withdraw": (
+        changes_things & (is_owner | is_lead),
+        "Only its author or a lead of the team may withdraw this.",
+    ),
     # no thing
-    "approval.see": (is_active & (is_operator | is_auditor), "Only operators and auditors see what waits for approval."),
+    "approval.see": (
+        is_active & (is_operator | is_auditor),
+        "Only operators and auditors see what waits for approval.",
+    ),
     "host.change": (changes_things & is_operator, "Only an operator may change hosts."),
     "pool.change": (changes_things & is_operator, "Only an operator may change pools."),
     "team.create": (changes_things & is_operator, "Only an operator may create a team."),
     "user.change": (changes_things & is_operator, "Only an operator may create or change accounts."),
     "template.change": (changes_things & is_operator, "Only an operator may change templates."),
-    "health_rule.change": (changes_things & is_operator, "Only an operator may change what is done about hardware events."),
+    "health_rule.change": (
+        changes_things & is_operator,
+        "Only an operator may change what is done about hardware events.",
+    ),
     "price.change": (changes_things & is_finance, "Only finance may change prices."),
     "budget.change": (changes_things & is_finance, "Only finance may change budgets."),
     "cost_centre.change": (changes_things & is_finance, "Only finance may change cost centres."),
@@ -247,7 +262,9 @@ def visible_users(user: Viewer) -> QuerySet[User]:
         return User.objects.all()
     if not _active(user):
         return User.objects.none()
-    return User.objects.filter(Q(pk=user.pk) | Q(pk__in=Membership.objects.filter(team__in=my_team_ids(user)).values("user_id")))
+    return User.objects.filter(
+        Q(pk=user.pk) | Q(pk__in=Membership.objects.filter(team__in=my_team_ids(user)).values("user_id"))
+    )
 
 
 def visible_charges(user: Viewer) -> QuerySet[Charge]:

@@ -21,7 +21,9 @@ VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 LABEL = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 EMAIL = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")
 # Characters that turn the direction of text or hide in it: a name with them reads as another name.
-DECEIVING = frozenset("\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
+DECEIVING = frozenset(
+    "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
 
 
 def shown(value: Any) -> str:
@@ -70,13 +72,19 @@ class Checks:
     def pattern(self, field: str, value: Any, pattern: re.Pattern[str], allowed: str) -> str:
         """Text that matches ``pattern`` from its start to its end."""
         if not isinstance(value, str) or not pattern.fullmatch(value):
-            self.note(field, value if not isinstance(value, str) else value[:100], f"{field} is {shown(value)}; allowed: {allowed}.")
+            self.note(
+                field,
+                value if not isinstance(value, str) else value[:100],
+                f"{field} is {shown(value)}; allowed: {allowed}.",
+            )
             return ""
         return value
 
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
         """A whole number from ``low`` to ``high``."""
-        words = f"{field} is {shown(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
+        words = (
+            f"{field} is {shown(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
+        )
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.note(field, value, words)
             return low
@@ -100,7 +108,11 @@ class Checks:
     def choices(self, field: str, value: Any, allowed: Collection[str], most: int = 10) -> list[str]:
         """Different words out of ``allowed``, in the order given; empty means any."""
         if not isinstance(value, list | tuple) or len(value) > most:
-            self.note(field, value, f"{field} is {shown(value)}; allowed: a list of at most {most} of {', '.join(sorted(allowed))}.")
+            self.note(
+                field,
+                value,
+                f"{field} is {shown(value)}; allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
+            )
             return []
         clean: list[str] = []
         for item in value:
@@ -112,7 +124,11 @@ class Checks:
     def moment(self, field: str, value: Any) -> datetime:
         """An aware moment of a year this program can reckon with."""
         if not isinstance(value, datetime) or value.tzinfo is None:
-            self.note(field, value, f"{field} is {shown(value)}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.")
+            self.note(
+                field,
+                value,
+                f"{field} is {shown(value)}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
+            )
             return datetime(2000, 1, 1, tzinfo=UTC)
         if not 2000 <= value.year <= LATEST_YEAR:
             self.note(field, value, f"{field} is in the year {value.year}; allowed: years from 2000 to {LATEST_YEAR}.")
@@ -121,8 +137,15 @@ class Checks:
 
     def month(self, field: str, value: Any) -> date:
         """A month, as its first day."""
-        if isinstance(value, datetime) or not isinstance(value, date) or not 2000 <= value.year <= LATEST_YEAR or value.day != 1:
-            self.note(field, value, f"{field} is {shown(value)}; allowed: the first day of a month, such as 2026-03-01.")
+        if (
+            isinstance(value, datetime)
+            or not isinstance(value, date)
+            or not 2000 <= value.year <= LATEST_YEAR
+            or value.day != 1
+        ):
+            self.note(
+                field, value, f"{field} is {shown(value)}; allowed: the first day of a month, such as 2026-03-01."
+            )
             return date(2000, 1, 1)
         return value
 
@@ -143,7 +166,9 @@ class Checks:
         """Up to 20 name-value pairs of short plain words."""
         allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
         fine = isinstance(value, dict) and len(value) <= 20
-        if not fine or any(not isinstance(part, str) or not LABEL.fullmatch(part) for pair in value.items() for part in pair):
+        if not fine or any(
+            not isinstance(part, str) or not LABEL.fullmatch(part) for pair in value.items() for part in pair
+        ):
             self.note(field, shown(value), f"{field} is {shown(value)}; allowed: {allowed}.")
             return {}
         return dict(value)
@@ -151,21 +176,39 @@ class Checks:
     def environment(self, field: str, value: Any) -> dict[str, str]:
         """Environment variables of a workload. Those the program sets itself are refused."""
         if not isinstance(value, dict) or len(value) > 100:
-            self.note(field, shown(value), f"{field} is {shown(value)}; allowed: up to 100 pairs of a variable's name and text.")
+            self.note(
+                field,
+                shown(value),
+                f"{field} is {shown(value)}; allowed: up to 100 pairs of a variable's name and text.",
+            )
             return {}
         for name, text in value.items():
             if not isinstance(name, str) or not VARIABLE.fullmatch(name):
-                self.note(field, shown(name), f"{field} has the name {shown(name)}; allowed: letters, digits and underscores.")
+                self.note(
+                    field, shown(name), f"{field} has the name {shown(name)}; allowed: letters, digits and underscores."
+                )
             elif name.startswith(("GPUPOOL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_")):
-                self.note(field, name, f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).")
+                self.note(
+                    field,
+                    name,
+                    f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
+                )
             elif not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _encodable(text):
-                self.note(field, name, f"{field} gives {name} the value {shown(text)}; allowed: text of up to 4,096 characters without NUL.")
+                self.note(
+                    field,
+                    name,
+                    f"{field} gives {name} the value {shown(text)}; allowed: text of up to 4,096 characters without NUL.",
+                )
         return {} if field in self.problems else dict(value)
 
     def time_zone(self, field: str, value: Any) -> str:
         """A name of the time zone database."""
         if not isinstance(value, str) or value not in zoneinfo.available_timezones():
-            self.note(field, value, f"{field} is {shown(value)}; allowed: a name of the time zone database, such as UTC or Europe/Berlin.")
+            self.note(
+                field,
+                value,
+                f"{field} is {shown(value)}; allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
+            )
             return "UTC"
         return value
 

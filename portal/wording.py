@@ -79,7 +79,13 @@ class _Facts:
 
     def plain(self, before: str, *names: str, after: str = "") -> str:
         value = self.get(*names)
-        return "" if value is None else f"{before}{value:,}{after}" if isinstance(value, int | float) else f"{before}{value}{after}"
+        return (
+            ""
+            if value is None
+            else f"{before}{value:,}{after}"
+            if isinstance(value, int | float)
+            else f"{before}{value}{after}"
+        )
 
     def model(self) -> str:
         value = self.get("model", "models")
@@ -111,41 +117,81 @@ Sentence = Callable[[_Facts], str]
 REASONS: dict[str, Sentence] = {
     # why it starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
-    "free_borrowed": lambda f: "It starts on GPUs that another team is guaranteed and does not use now; they may be called back, with notice.",
+    "free_borrowed": lambda f: (
+        "It starts on GPUs that another team is guaranteed and does not use now; they may be called back, with notice."
+    ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
-    "reclaimed_guarantee": lambda f: "It starts on GPUs that its team is guaranteed and had lent; the borrower was told to make room.",
+    "reclaimed_guarantee": lambda f: (
+        "It starts on GPUs that its team is guaranteed and had lent; the borrower was told to make room."
+    ),
     "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
     # why it is told to go
-    "evicted_for_guarantee": lambda f: f"Its GPUs were borrowed, and {f.team('the team')} they are guaranteed to needs them back{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
-    "evicted_for_priority": lambda f: f"Its own team's work of higher priority needs its GPUs{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
-    "evicted_for_reservation": lambda f: f"Its GPUs are reserved{f.time(' from ', 'start')}{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint.",
+    "evicted_for_guarantee": lambda f: (
+        f"Its GPUs were borrowed, and {f.team('the team')} they are guaranteed to needs them back{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+    ),
+    "evicted_for_priority": lambda f: (
+        f"Its own team's work of higher priority needs its GPUs{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+    ),
+    "evicted_for_reservation": lambda f: (
+        f"Its GPUs are reserved{f.time(' from ', 'start')}{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+    ),
     # why it waits: for ever, unless something changes
-    "no_such_hardware": lambda f: f"No GPU of this pool is what it asks for{f.plain(' (', 'model', after=')')}. Ask for another model, less memory or other labels.",
-    "too_big_for_any_host": lambda f: f"No host of this pool is big enough: it wants {f.plain('', 'units', 'wanted') or 'more'} on one host{f.plain(', the largest has ', 'largest', 'most')}. Ask for fewer on each host.",
+    "no_such_hardware": lambda f: (
+        f"No GPU of this pool is what it asks for{f.plain(' (', 'model', after=')')}. Ask for another model, less memory or other labels."
+    ),
+    "too_big_for_any_host": lambda f: (
+        f"No host of this pool is big enough: it wants {f.plain('', 'units', 'wanted') or 'more'} on one host{f.plain(', the largest has ', 'largest', 'most')}. Ask for fewer on each host."
+    ),
     "not_your_pool": lambda f: "This pool belongs to another team.",
     "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
-    "over_workload_cap": lambda f: f"It asks for more than one workload may have here{f.slots(': at most ', 'most_slots', 'limit', 'cap')}.",
-    "over_runtime_cap": lambda f: f"Its longest runtime is above what this pool allows{': ' + duration(f.get('longest', 'limit', 'cap')) if f.get('longest', 'limit', 'cap') is not None else ''}.",
+    "over_workload_cap": lambda f: (
+        f"It asks for more than one workload may have here{f.slots(': at most ', 'most_slots', 'limit', 'cap')}."
+    ),
+    "over_runtime_cap": lambda f: (
+        f"Its longest runtime is above what this pool allows{': ' + duration(f.get('longest', 'limit', 'cap')) if f.get('longest', 'limit', 'cap') is not None else ''}."
+    ),
     # why it waits: until somebody or something changes
-    "over_quota": lambda f: f"Its team holds all it may{f.slots(': ', 'held')}{f.slots(', and the limit is ', 'limit', 'allowed')}. It starts when the team's own work ends, or with a larger quota.",
-    "over_user_cap": lambda f: f"Its owner already holds as much as one person may{f.slots(': ', 'held')}{f.slots(' of ', 'limit', 'most_slots')}.",
-    "budget_closed": lambda f: f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it.",
+    "over_quota": lambda f: (
+        f"Its team holds all it may{f.slots(': ', 'held')}{f.slots(', and the limit is ', 'limit', 'allowed')}. It starts when the team's own work ends, or with a larger quota."
+    ),
+    "over_user_cap": lambda f: (
+        f"Its owner already holds as much as one person may{f.slots(': ', 'held')}{f.slots(' of ', 'limit', 'most_slots')}."
+    ),
+    "budget_closed": lambda f: (
+        f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
+    ),
     "dependency": lambda f: "It waits for a workload that it depends on.",
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'not_before', 'until')}.",
     "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
     "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
-    "host_closed": lambda f: "The hosts that could run it take no new work now (cordoned, draining, in maintenance or unwell).",
+    "host_closed": lambda f: (
+        "The hosts that could run it take no new work now (cordoned, draining, in maintenance or unwell)."
+    ),
     # why it waits: its turn comes
-    "waits_for_units": lambda f: f"It waits for {f.plain('', 'wanted', 'units') or 'more'} {f.model()}{f.plain('; ', 'free', after=' free now')}.",
-    "waits_for_eviction": lambda f: f"Room is being made for it: borrowed work was told to go{f.time(' and is gone by ', 'stop_at', 'gone_by')}.",
-    "held_for_reservation": lambda f: f"What is free is promised to a reservation{f.time(' from ', 'start')}, and it would not be done by then.",
-    "held_for_maintenance": lambda f: f"What is free goes into maintenance{f.time(' at ', 'start')}, and it would not be done by then.",
-    "behind_others": lambda f: f"Its turn comes after {f.plain('', 'ahead', 'count') or 'other'} {'workload' if f.get('ahead', 'count') == 1 else 'workloads'} ahead of it.",
+    "waits_for_units": lambda f: (
+        f"It waits for {f.plain('', 'wanted', 'units') or 'more'} {f.model()}{f.plain('; ', 'free', after=' free now')}."
+    ),
+    "waits_for_eviction": lambda f: (
+        f"Room is being made for it: borrowed work was told to go{f.time(' and is gone by ', 'stop_at', 'gone_by')}."
+    ),
+    "held_for_reservation": lambda f: (
+        f"What is free is promised to a reservation{f.time(' from ', 'start')}, and it would not be done by then."
+    ),
+    "held_for_maintenance": lambda f: (
+        f"What is free goes into maintenance{f.time(' at ', 'start')}, and it would not be done by then."
+    ),
+    "behind_others": lambda f: (
+        f"Its turn comes after {f.plain('', 'ahead', 'count') or 'other'} {'workload' if f.get('ahead', 'count') == 1 else 'workloads'} ahead of it."
+    ),
     "spare_capacity_kept": lambda f: "What is free is kept for critical work.",
     # why a reservation does not fit
-    "window_full": lambda f: f"That window is full: {f.plain('', 'wanted', 'units') or 'what was'} asked, {f.plain('', 'free', 'most') or 'fewer'} free at its fullest moment{f.time(' (', 'at') + ')' if f.get('at') is not None else ''}.",
-    "window_eats_guarantees": lambda f: "That window would use what other teams are guaranteed. An operator may allow it.",
+    "window_full": lambda f: (
+        f"That window is full: {f.plain('', 'wanted', 'units') or 'what was'} asked, {f.plain('', 'free', 'most') or 'fewer'} free at its fullest moment{f.time(' (', 'at') + ')' if f.get('at') is not None else ''}."
+    ),
+    "window_eats_guarantees": lambda f: (
+        "That window would use what other teams are guaranteed. An operator may allow it."
+    ),
     # how it ended
     "finished": lambda f: "It finished.",
     "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
@@ -243,17 +289,27 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
     "resumed": lambda f: f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}.",
     "ended": lambda f: f"{f.plain('', 'name')} ended. {reason(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
-    "preemption_notice": lambda f: f"{f.plain('', 'name')} has to make room. {reason(str(f.get('code') or ''), f.numbers, f.viewer)}",
-    "expected_start_moved": lambda f: f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}.",
+    "preemption_notice": lambda f: (
+        f"{f.plain('', 'name')} has to make room. {reason(str(f.get('code') or ''), f.numbers, f.viewer)}"
+    ),
+    "expected_start_moved": lambda f: (
+        f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}."
+    ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
     "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
-    "idle_warning": lambda f: f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it.",
+    "idle_warning": lambda f: (
+        f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
+    ),
     "approval_wanted": lambda f: f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}.",
     "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
-    "approved_changed": lambda f: f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "approved_changed": lambda f: (
+        f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
+    ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "host_trouble": lambda f: f"{f.plain('', 'host')}: {f.plain('', 'trouble')}.",
-    "budget_reached": lambda f: f"{f.plain('', 'name')} has used {f.plain('', 'percent')} % of its budget.",
+    "budget_reached": lambda f: (
+        f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
+    ),
 }
 
 
@@ -272,7 +328,10 @@ def submission_what(kind: str, payload: Numbers) -> str:
     if kind == "reservation":
         models = " or ".join(payload.get("models") or []) or "GPUs"
         start, end = _parsed(payload.get("start")), _parsed(payload.get("end"))
-        return f"{payload.get('units')} {payload.get('profile') or ''} {models}".replace("  ", " ") + f" from {moment(start)} to {moment(end)}"
+        return (
+            f"{payload.get('units')} {payload.get('profile') or ''} {models}".replace("  ", " ")
+            + f" from {moment(start)} to {moment(end)}"
+        )
     return f"membership as {payload.get('role')}"
 
 
@@ -312,15 +371,25 @@ def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
 def api_call(verb: str, arguments: Numbers, *, target: str = "", base: str = "") -> str:
     """The same as a curl line against the API; the token comes from the environment."""
     _, method, path = SAME[verb]
-    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in arguments.items() if value not in (None, "")}
+    body = {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in arguments.items()
+        if value not in (None, "")
+    }
     url = f"{base}{path.replace('{id}', target)}"
     return (
-        f"curl -X {method} {shlex.quote(url)} \\\n  -H \"Authorization: Bearer $GPUPOOL_TOKEN\" \\\n"
+        f'curl -X {method} {shlex.quote(url)} \\\n  -H "Authorization: Bearer $GPUPOOL_TOKEN" \\\n'
         f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     )
 
 
-_OPTIONS = {"units": "gpus", "models": "model", "max_runtime_seconds": "max-runtime", "labels_required": "label", "environment": "env"}
+_OPTIONS = {
+    "units": "gpus",
+    "models": "model",
+    "max_runtime_seconds": "max-runtime",
+    "labels_required": "label",
+    "environment": "env",
+}
 
 
 def _counted(number: int, noun: str) -> str:

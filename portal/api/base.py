@@ -174,7 +174,9 @@ def _flat(detail: Any, given: Any, name: str = "") -> Iterable[Body]:
             yield from _flat(inner, given, name)
     else:
         text = str(detail)
-        said = f"{name} is {shown(given)}: {text}" if name and given is not None else f"{name}: {text}" if name else text
+        said = (
+            f"{name} is {shown(given)}: {text}" if name and given is not None else f"{name}: {text}" if name else text
+        )
         yield error(said, name, given if isinstance(given, bool | int | None) else shown(given))
 
 
@@ -269,7 +271,9 @@ class Empty(Strict):
 
 
 class Why(Strict):
-    why = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="", help_text="Kept in the audit record.")
+    why = serializers.CharField(
+        max_length=1000, required=False, allow_blank=True, default="", help_text="Kept in the audit record."
+    )
 
 
 def find(rows: QuerySet[Row], **by: Any) -> Row:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from portal import policy, wording
-from portal.api.base import PageQuery, Strict, Why
-from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, SubmissionState, Template, User
+from portal import wording
+from portal.api.base import PageQuery, Strict
+from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.workloads import PRIORITY_NAMES
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Host, Pool, Project, Quota, Reservation, Team, Workload, WorkloadKind, WorkloadType
+from scheduler.models import Host, Project, Quota, Reservation, Workload, WorkloadKind, WorkloadType
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
-from telemetry.models import Bucket, Budget, Charge, CostCentre, HealthRule, Price, Statement
+from telemetry.models import Bucket, Charge, HealthRule
 
 MOST_INT = 2**31 - 1
 Ser = serializers.Serializer[Any]
@@ -304,12 +303,18 @@ class WorkloadDetail(WorkloadShape):
     @extend_schema_field(RunShape(many=True))
     def get_runs(self, workload: Workload) -> Any:
         """Every attempt's runs, newest first."""
-        rows = workload.runs.select_related("host").prefetch_related("allocations__unit").order_by("-attempt", "rank")[:100]
+        rows = (
+            workload.runs.select_related("host")
+            .prefetch_related("allocations__unit")
+            .order_by("-attempt", "rank")[:100]
+        )
         return RunShape(rows, many=True).data
 
 
 class WorkloadQuery(PageQuery):
-    state = serializers.ChoiceField(choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended")
+    state = serializers.ChoiceField(
+        choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended"
+    )
     kind = serializers.ChoiceField(choices=WorkloadKind.choices, required=False)
     pool = slug_field(required=False)
     team = slug_field(required=False)
@@ -317,7 +322,9 @@ class WorkloadQuery(PageQuery):
 
 
 class KindQuery(PageQuery):
-    state = serializers.ChoiceField(choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended")
+    state = serializers.ChoiceField(
+        choices=[*(s.value for s in WorkloadState), "open"], required=False, help_text="open: not ended"
+    )
     pool = slug_field(required=False)
     mine = serializers.BooleanField(required=False, default=False)
 
@@ -326,7 +333,10 @@ class _AskWish(Strict):
     project = slug_field(help_text="team/project, or the project alone where that names one")
     pool = slug_field()
     models = serializers.ListField(
-        child=serializers.CharField(max_length=60), required=False, max_length=10, help_text="in order of preference; empty: any"
+        child=serializers.CharField(max_length=60),
+        required=False,
+        max_length=10,
+        help_text="in order of preference; empty: any",
     )
     profile = serializers.CharField(max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs")
 
@@ -581,7 +591,9 @@ class EffectShape(Ser):
 
 class ApproveWish(Strict):
     comment = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="")
-    changes = serializers.DictField(child=serializers.JSONField(allow_null=True), required=False, help_text="fields of the payload")
+    changes = serializers.DictField(
+        child=serializers.JSONField(allow_null=True), required=False, help_text="fields of the payload"
+    )
 
 
 class DeclineWish(Strict):
@@ -632,7 +644,9 @@ class UsageQuery(Strict):
 class UsageLine(Ser):
     name = serializers.CharField()
     gpu_hours = serializers.FloatField(help_text="held")
-    used_gpu_hours = serializers.FloatField(allow_null=True, help_text="utilisation x held where samples speak; null: unknown")
+    used_gpu_hours = serializers.FloatField(
+        allow_null=True, help_text="utilisation x held where samples speak; null: unknown"
+    )
     coverage = serializers.FloatField(allow_null=True, help_text="part of the held time that samples speak for, 0 to 1")
 
 

@@ -1,3 +1,66 @@
-"""Addresses."""
+"""Addresses of the API, version 1. Each is described in docs/api.md and in the schema."""
 
-urlpatterns = []
+from __future__ import annotations
+
+from django.urls import path
+
+from portal.api import calendar, fleet, money, own, work
+
+urlpatterns = [
+    path("me/", own.Me.as_view()),
+    path("teams/", own.Teams.as_view()),
+    path("projects/", own.Projects.as_view()),
+    path("templates/", own.Templates.as_view()),
+    path("tokens/", own.Tokens.as_view()),
+    path("tokens/<int:id>/revoke/", own.RevokeToken.as_view()),
+    path("notifications/", own.Notifications.as_view()),
+    path("notifications/read/", own.ReadNotifications.as_view()),
+    path("audit/", own.Audit.as_view()),
+    path("pools/", fleet.Pools.as_view()),
+    path("pools/<slug:slug>/", fleet.OnePool.as_view()),
+    path("hosts/", fleet.Hosts.as_view()),
+    path("hosts/<str:name>/", fleet.OneHost.as_view()),
+    path("hosts/<str:name>/drain-effect/", fleet.DrainEffect.as_view()),
+    path("hosts/<str:name>/cordon/", fleet.CordonHost.as_view()),
+    path("hosts/<str:name>/drain/", fleet.DrainHost.as_view()),
+    path("hosts/<str:name>/return/", fleet.ReturnHost.as_view()),
+    path("hosts/<str:name>/revoke/", fleet.RevokeHost.as_view()),
+    path("hosts/<str:name>/join-token/", fleet.HostToken.as_view()),
+    path("hosts/<str:name>/maintenance/", fleet.HostMaintenance.as_view()),
+    path("health-rules/", fleet.HealthRules.as_view()),
+    path("health-rules/<str:code>/", fleet.OneHealthRule.as_view()),
+    path("workloads/", work.Workloads.as_view()),
+    path("workloads/<uuid:id>/", work.OneWorkload.as_view()),
+    path("workloads/<uuid:id>/why/", work.WhyWorkload.as_view()),
+    path("workloads/<uuid:id>/logs/", work.WorkloadLogs.as_view()),
+    path("workloads/<uuid:id>/cancel/", work.CancelWorkload.as_view()),
+    path("workloads/<uuid:id>/extend/", work.ExtendWorkload.as_view()),
+    path("workloads/<uuid:id>/keep/", work.KeepWorkload.as_view()),
+    path("workloads/<uuid:id>/relaunch/", work.RelaunchWorkload.as_view()),
+    path("workloads/<uuid:id>/open/", work.OpenWorkload.as_view()),
+    path("notebooks/", work.Notebooks.as_view()),
+    path("notebooks/preview/", work.NotebookPreview.as_view()),
+    path("jobs/", work.Jobs.as_view()),
+    path("jobs/preview/", work.JobPreview.as_view()),
+    path("queue/", work.Queue.as_view()),
+    path("reservations/", calendar.Reservations.as_view()),
+    path("reservations/preview/", calendar.ReservationsPreview.as_view()),
+    path("reservations/<uuid:id>/", calendar.OneReservation.as_view()),
+    path("reservations/<uuid:id>/cancel/", calendar.CancelReservation.as_view()),
+    path("reservations/<uuid:id>/shorten/", calendar.ShortenReservation.as_view()),
+    path("approvals/", calendar.Approvals.as_view()),
+    path("approvals/<uuid:id>/", calendar.OneApproval.as_view()),
+    path("approvals/<uuid:id>/effect/", calendar.ApprovalEffect.as_view()),
+    path("approvals/<uuid:id>/approve/", calendar.Approve.as_view()),
+    path("approvals/<uuid:id>/decline/", calendar.Decline.as_view()),
+    path("approvals/<uuid:id>/withdraw/", calendar.Withdraw.as_view()),
+    path("quotas/", calendar.Quotas.as_view()),
+    path("quotas/requests/", calendar.QuotaRequests.as_view()),
+    path("usage/", money.Usage.as_view()),
+    path("charges/", money.Charges.as_view()),
+    path("statements/", money.Statements.as_view()),
+    path("statements/<str:month>/", money.OneStatement.as_view()),
+    path("statements/<str:month>/close/", money.CloseStatement.as_view()),
+    path("prices/", money.Prices.as_view()),
+    path("budgets/", money.Budgets.as_view()),
+]

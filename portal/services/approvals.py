@@ -21,7 +21,9 @@ from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
 MOST_GPUS = 1_000_000
 CHANGEABLE = {
     Submission.Kind.QUOTA_CHANGE: frozenset({"guaranteed_gpus", "borrow_limit_gpus"}),
-    Submission.Kind.RESERVATION: frozenset({"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}),
+    Submission.Kind.RESERVATION: frozenset(
+        {"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}
+    ),
     Submission.Kind.MEMBERSHIP: frozenset({"role"}),
 }
 
@@ -55,9 +57,18 @@ def request_quota_change(
     )
     with transaction.atomic():
         if waiting.exists():
-            raise Conflict(f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first.", field="model")
+            raise Conflict(
+                f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first.",
+                field="model",
+            )
         submission = Submission.objects.create(
-            kind=Submission.Kind.QUOTA_CHANGE, team=team, pool=pool, author=actor, why=why, payload=payload, created_at=now
+            kind=Submission.Kind.QUOTA_CHANGE,
+            team=team,
+            pool=pool,
+            author=actor,
+            why=why,
+            payload=payload,
+            created_at=now,
         )
         audit.record(
             actor=actor, via=via, now=now, verb="request_quota_change", target=submission, after=payload, why=why,
@@ -75,13 +86,17 @@ def request_membership(*, actor: User, team: Team, now: datetime, why: str = "",
     if Membership.objects.filter(user=actor, team=team).exists():
         raise Conflict(f"You are already in {team.name}.")
     with transaction.atomic():
-        if Submission.objects.filter(kind=Submission.Kind.MEMBERSHIP, state=SubmissionState.WAITING, team=team, author=actor).exists():
+        if Submission.objects.filter(
+            kind=Submission.Kind.MEMBERSHIP, state=SubmissionState.WAITING, team=team, author=actor
+        ).exists():
             raise Conflict(f"You already asked to join {team.name}.")
         payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
         submission = Submission.objects.create(
             kind=Submission.Kind.MEMBERSHIP, team=team, author=actor, why=why, payload=payload, created_at=now
         )
-        audit.record(actor=actor, via=via, now=now, verb="request_membership", target=submission, after=payload, why=why)
+        audit.record(
+            actor=actor, via=via, now=now, verb="request_membership", target=submission, after=payload, why=why
+        )
     return submission
 
 
@@ -99,7 +114,12 @@ def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | N
         return _effect_on_guarantees(submission, payload)
     if submission.kind == Submission.Kind.RESERVATION:
         return _effect_on_calendar(submission, payload, now)
-    return {"fits": True, "code": "", "numbers": {}, "sentence": f"{submission.author} becomes {payload['role']} of {submission.team}."}
+    return {
+        "fits": True,
+        "code": "",
+        "numbers": {},
+        "sentence": f"{submission.author} becomes {payload['role']} of {submission.team}.",
+    }
 
 
 def approve_submission(
@@ -119,7 +139,11 @@ def approve_submission(
     checks = Checks()
     comment = checks.text("comment", comment, least=0, most=1000, lines=True)
     for field in (changes or {}).keys() - CHANGEABLE[Submission.Kind(submission.kind)]:
-        checks.note(field, field, f"{field} can't be changed; allowed: {', '.join(sorted(CHANGEABLE[Submission.Kind(submission.kind)]))}.")
+        checks.note(
+            field,
+            field,
+            f"{field} can't be changed; allowed: {', '.join(sorted(CHANGEABLE[Submission.Kind(submission.kind)]))}.",
+        )
     checks.done()
     payload = {**submission.payload, **(changes or {})}
     with transaction.atomic():
@@ -127,7 +151,12 @@ def approve_submission(
         changed = payload if payload != submission.payload else None
         _carry_out(submission, payload, now)
         Approval.objects.create(
-            submission=submission, decided_by=actor, approved=True, changed_payload=_json(changed), comment=comment, decided_at=now
+            submission=submission,
+            decided_by=actor,
+            approved=True,
+            changed_payload=_json(changed),
+            comment=comment,
+            decided_at=now,
         )
         audit.record(
             actor=actor, via=via, now=now, verb="approve_submission", target=submission,
@@ -136,7 +165,9 @@ def approve_submission(
     return submission
 
 
-def decline_submission(*, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web") -> Submission:
+def decline_submission(
+    *, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web"
+) -> Submission:
     """Decline it with a reason, which is not optional. Raises Conflict when somebody decided before; Invalid, NotAllowed."""
     policy.require(actor, "submission.decide", submission)
     checks = Checks()
@@ -144,9 +175,17 @@ def decline_submission(*, actor: User, submission: Submission, comment: str, now
     checks.done()
     with transaction.atomic():
         _decide(submission, SubmissionState.DECLINED)
-        Approval.objects.create(submission=submission, decided_by=actor, approved=False, comment=comment, decided_at=now)
+        Approval.objects.create(
+            submission=submission, decided_by=actor, approved=False, comment=comment, decided_at=now
+        )
         audit.record(
-            actor=actor, via=via, now=now, verb="decline_submission", target=submission, before=submission.payload, why=comment
+            actor=actor,
+            via=via,
+            now=now,
+            verb="decline_submission",
+            target=submission,
+            before=submission.payload,
+            why=comment,
         )
     return submission
 
@@ -156,7 +195,9 @@ def withdraw_submission(*, actor: User, submission: Submission, now: datetime, v
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)
-        audit.record(actor=actor, via=via, now=now, verb="withdraw_submission", target=submission, before=submission.payload)
+        audit.record(
+            actor=actor, via=via, now=now, verb="withdraw_submission", target=submission, before=submission.payload
+        )
     return submission
 
 
@@ -199,7 +240,11 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
         now=now,
     )
     if not changed:
-        raise Conflict(effect["sentence"], field="guaranteed_gpus", numbers={k: v for k, v in effect.items() if k.endswith("_gpus")})
+        raise Conflict(
+            effect["sentence"],
+            field="guaranteed_gpus",
+            numbers={k: v for k, v in effect.items() if k.endswith("_gpus")},
+        )
 
 
 def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -217,7 +262,10 @@ def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime
     role = checks.choice("role", payload["role"], Membership.Role.values)
     checks.done()
     Membership.objects.update_or_create(
-        user=submission.author, team=submission.team, defaults={"role": role}, create_defaults={"role": role, "created_at": now}
+        user=submission.author,
+        team=submission.team,
+        defaults={"role": role},
+        create_defaults={"role": role, "created_at": now},
     )
 
 
@@ -258,9 +306,21 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
     try:
         wish = _wish_of(submission, payload, now)
     except Invalid as problem:
-        return {"fits": False, "code": "", "numbers": {}, "sentence": problem.message, "windows": [], "evicted": [], "overlapping": []}
-    answer = engine.check_window(now=now, **wish.columns, may_exceed_guarantee=bool(payload.get("may_exceed_guarantee", False)))
-    overlapping = Reservation.objects.filter(pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active"))
+        return {
+            "fits": False,
+            "code": "",
+            "numbers": {},
+            "sentence": problem.message,
+            "windows": [],
+            "evicted": [],
+            "overlapping": [],
+        }
+    answer = engine.check_window(
+        now=now, **wish.columns, may_exceed_guarantee=bool(payload.get("may_exceed_guarantee", False))
+    )
+    overlapping = Reservation.objects.filter(
+        pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active")
+    )
     fits = f"It fits: {wish.gpus:g} GPUs from {wish.start:%d %b %H:%M} to {wish.end:%d %b %H:%M} UTC."
     return {
         "fits": answer.fits,

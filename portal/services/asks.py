@@ -55,13 +55,21 @@ def profiles_of(pool: Pool, models: list[str]) -> dict[str, int]:
 def check_pool(checks: Checks, pool: Pool, team: Team) -> None:
     """A static pool serves its own team only."""
     if pool.team_id is not None and pool.team_id != team.pk:
-        checks.note("pool", pool.slug, f"pool is {pool.name}, which belongs to another team; allowed: a shared pool or a pool of {team.name}.")
+        checks.note(
+            "pool",
+            pool.slug,
+            f"pool is {pool.name}, which belongs to another team; allowed: a shared pool or a pool of {team.name}.",
+        )
 
 
 def check_project(checks: Checks, project: Project) -> None:
     """A project that was put away takes no new work."""
     if not project.active:
-        checks.note("project", project.slug, f"project is {project.name}, which is no longer active; allowed: an active project.")
+        checks.note(
+            "project",
+            project.slug,
+            f"project is {project.name}, which is no longer active; allowed: an active project.",
+        )
 
 
 def check_ask(
@@ -91,7 +99,9 @@ def check_ask(
         models_wanted=wanted,
         profile=profile,
         min_memory_mib=checks.count("min_memory_mib", min_memory_mib, 0, MOST_MEMORY_MIB, "MiB"),
-        min_compute_capability=checks.count("min_compute_capability", min_compute_capability, 0, MOST_COMPUTE_CAPABILITY),
+        min_compute_capability=checks.count(
+            "min_compute_capability", min_compute_capability, 0, MOST_COMPUTE_CAPABILITY
+        ),
         nvlink=checks.flag("nvlink", nvlink),
         labels_required=checks.labels("labels_required", labels_required or {}),
     )
@@ -102,7 +112,9 @@ def check_ask(
 
 def gpus_of(pool: Pool, ask: AskFields) -> float:
     """How much of whole GPUs an ask is: 2 slices of a seventh are 0.29."""
-    slots = SLOTS_PER_GPU if ask.profile == WHOLE else profiles_of(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
+    slots = (
+        SLOTS_PER_GPU if ask.profile == WHOLE else profiles_of(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
+    )
     return ask.units * ask.hosts * slots / SLOTS_PER_GPU
 
 
@@ -114,7 +126,11 @@ def _check_memory(checks: Checks, pool: Pool, ask: AskFields) -> None:
         units = units.filter(gpu__model__in=ask.models_wanted)
     largest = units.aggregate(most=Max("memory_mib"))["most"] or 0
     if ask.min_memory_mib > largest:
-        checks.note("min_memory_mib", ask.min_memory_mib, f"min_memory_mib is {ask.min_memory_mib:,}; allowed in {pool.name}: up to {largest:,} MiB.")
+        checks.note(
+            "min_memory_mib",
+            ask.min_memory_mib,
+            f"min_memory_mib is {ask.min_memory_mib:,}; allowed in {pool.name}: up to {largest:,} MiB.",
+        )
 
 
 def _check_size(checks: Checks, pool: Pool, ask: AskFields) -> None:
@@ -125,6 +141,14 @@ def _check_size(checks: Checks, pool: Pool, ask: AskFields) -> None:
     asked = gpus_of(pool, ask)
     of = f" {' or '.join(ask.models_wanted)}" if ask.models_wanted else ""
     if asked > have:
-        checks.note("units", ask.units, f"units asks for {asked:g} GPUs{of} in all; allowed in {pool.name}: up to {have}, all it has.")
+        checks.note(
+            "units",
+            ask.units,
+            f"units asks for {asked:g} GPUs{of} in all; allowed in {pool.name}: up to {have}, all it has.",
+        )
     elif pool.most_gpus_per_workload is not None and asked > pool.most_gpus_per_workload:
-        checks.note("units", ask.units, f"units asks for {asked:g} GPUs in all; allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.")
+        checks.note(
+            "units",
+            ask.units,
+            f"units asks for {asked:g} GPUs in all; allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
+        )

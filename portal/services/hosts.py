@@ -36,7 +36,12 @@ def add_host(
             host = engine.add_host(pool=pool, name=name, labels=clean, now=now)
             text = engine.issue_join_token(host, now=now)
             audit.record(
-                actor=actor, via=via, now=now, verb="add_host", target=host, after={"pool": pool.slug, "name": name, "labels": clean}
+                actor=actor,
+                via=via,
+                now=now,
+                verb="add_host",
+                target=host,
+                after={"pool": pool.slug, "name": name, "labels": clean},
             )
     except IntegrityError:
         raise Conflict(f"name is {name}; a host of that name exists already.", field="name") from None
@@ -69,7 +74,13 @@ def effect_of_drain(host: Host, now: datetime) -> dict[str, Any]:
     ``others``: how many of each; ``gpus``: how many it has; ``reservations``: active ones bound to its GPUs; ``last_end``: when
     the last one is over by its limit (datetime or None).
     """
-    alive = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING, WorkloadState.NOTICE, WorkloadState.STOPPING)
+    alive = (
+        WorkloadState.PLACED,
+        WorkloadState.STARTING,
+        WorkloadState.RUNNING,
+        WorkloadState.NOTICE,
+        WorkloadState.STOPPING,
+    )
     found = Workload.objects.filter(state__in=alive, runs__host=host, runs__ended_at=None).distinct()
     workloads = sorted(found.select_related("project__team", "owner"), key=lambda w: (_limit(w, now), w.pk))
     bound = Reservation.objects.filter(state=ReservationState.ACTIVE, bound_units__unit__gpu__host=host).distinct()
@@ -112,9 +123,15 @@ def set_maintenance(
     why = checks.text("why", why, most=300)
     if not checks.problems:
         if last <= first or last - first > LONGEST_MAINTENANCE:
-            checks.note("end", last.isoformat(), f"end is {last.isoformat()}; allowed: after the start and within {LONGEST_MAINTENANCE.days} days of it.")
+            checks.note(
+                "end",
+                last.isoformat(),
+                f"end is {last.isoformat()}; allowed: after the start and within {LONGEST_MAINTENANCE.days} days of it.",
+            )
         if last <= now:
-            checks.note("end", last.isoformat(), f"end is {last.isoformat()}, which is past; allowed: after {now.isoformat()}.")
+            checks.note(
+                "end", last.isoformat(), f"end is {last.isoformat()}, which is past; allowed: after {now.isoformat()}."
+            )
     checks.done()
     with transaction.atomic():
         window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
@@ -138,9 +155,20 @@ def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, v
         before = audit.facts(host, *told)
         if not change(host, reason=why, now=now):
             host.refresh_from_db()
-            raise Conflict(f"{host.name} is {AdminState(host.admin_state).value.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}.")
+            raise Conflict(
+                f"{host.name} is {host.admin_state.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}."
+            )
         host.refresh_from_db()
-        audit.record(actor=actor, via=via, now=now, verb=verb, target=host, why=why, before=before, after=audit.facts(host, *told))
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb=verb,
+            target=host,
+            why=why,
+            before=before,
+            after=audit.facts(host, *told),
+        )
     return host
 
 

@@ -16,6 +16,7 @@ from portal.services import audit
 from portal.services.asks import models_of
 from portal.validation import Checks
 from scheduler.models import Gpu, Pool, Project, Team
+from telemetry import statements
 from telemetry.models import Budget, CostCentre, Price, Statement
 
 HIGHEST_PRICE = Decimal(100_000)
@@ -44,11 +45,18 @@ def set_price(
     checks = Checks()
     known = models_of(pool) if pool else sorted(set(Gpu.objects.values_list("model", flat=True)))
     model = checks.choice("model", model, known)
-    amounts = {name: checks.amount(name, value, high=HIGHEST_PRICE, decimals=6) for name, value in (("cost", cost), ("price", price))}
+    amounts = {
+        name: checks.amount(name, value, high=HIGHEST_PRICE, decimals=6)
+        for name, value in (("cost", cost), ("price", price))
+    }
     valid_from = checks.moment("valid_from", valid_from)
     note = checks.text("note", note, least=0, most=300)
     if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
-        checks.note("valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on. A price never changes the past.")
+        checks.note(
+            "valid_from",
+            valid_from.isoformat(),
+            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on. A price never changes the past.",
+        )
     checks.done()
     try:
         with transaction.atomic():
@@ -59,7 +67,9 @@ def set_price(
             told = audit.facts(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
     except IntegrityError:
-        raise Conflict(f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.", field="valid_from") from None
+        raise Conflict(
+            f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.", field="valid_from"
+        ) from None
     return row
 
 
@@ -88,10 +98,13 @@ def set_budget(
     with transaction.atomic():
         old = Budget.objects.filter(team=team, project=project, month=month).first()
         before = audit.facts(old, "amount", "action") if old else None
-        budget, _ = Budget.objects.update_or_create(team=team, project=project, month=month, defaults={"amount": clean, "action": action})
+        budget, _ = Budget.objects.update_or_create(
+            team=team, project=project, month=month, defaults={"amount": clean, "action": action}
+        )
         audit.record(
             actor=actor, via=via, now=now, verb="set_budget", target=budget, before=before,
-            team_id=team.pk if team else project.team_id if project else None, after=audit.facts(budget, "month", "amount", "action"),
+            team_id=team.pk if team else project.team_id if project else None,
+            after=audit.facts(budget, "month", "amount", "action"),
         )  # fmt: skip
     return budget
 
@@ -105,7 +118,9 @@ def set_cost_centre(
     code = checks.text("code", code, most=40)
     valid_from = checks.moment("valid_from", valid_from)
     if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
-        checks.note("valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on.")
+        checks.note(
+            "valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on."
+        )
     checks.done()
     try:
         with transaction.atomic():
@@ -125,8 +140,6 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 
     Raises Invalid, NotAllowed, Conflict when it is closed already or a check fails (the message names the check).
     """
-    from telemetry import statements
-
     policy.require(actor, "statement.close")
     checks = Checks()
     month = _ended_month(checks, month, now)
@@ -152,7 +165,7 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
     payer = checks.choice("payer", payer, IDLE_PAYERS)
     checks.done()
     with transaction.atomic():
-        statement, _ = Statement.objects.get_or_create(month=month, defaults={"currency": currency(), "idle_payer": payer})
+        statement, _ = Statement.objects.get_or_create(month=month, defaults={"idle_payer": payer})
         before = audit.facts(statement, "idle_payer")
         if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
             raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
@@ -190,5 +203,9 @@ def month_of(moment: datetime) -> date:
 def _ended_month(checks: Checks, month: Any, now: datetime) -> date:
     clean = checks.month("month", month)
     if "month" not in checks.problems and clean >= month_of(now):
-        checks.note("month", clean.isoformat(), f"month is {clean:%Y-%m}; allowed: a month that is over, up to the one before {month_of(now):%Y-%m}.")
+        checks.note(
+            "month",
+            clean.isoformat(),
+            f"month is {clean:%Y-%m}; allowed: a month that is over, up to the one before {month_of(now):%Y-%m}.",
+        )
     return clean

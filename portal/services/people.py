@@ -57,7 +57,12 @@ def create_team(
                 slug=slug, name=name, tag=tag, colour=colour, weight=weight, highest_priority=highest, created_at=now
             )
             audit.record(
-                actor=actor, via=via, now=now, verb="create_team", target=team, after=audit.facts(team, "name", "slug", "weight")
+                actor=actor,
+                via=via,
+                now=now,
+                verb="create_team",
+                target=team,
+                after=audit.facts(team, "name", "slug", "weight"),
             )
     except IntegrityError:
         raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
@@ -75,7 +80,15 @@ def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str =
         with transaction.atomic():
             Team.objects.filter(pk=team.pk).update(name=name)
             team.refresh_from_db()
-            audit.record(actor=actor, via=via, now=now, verb="rename_team", target=team, before=before, after=audit.facts(team, "name"))
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="rename_team",
+                target=team,
+                before=before,
+                after=audit.facts(team, "name"),
+            )
     except IntegrityError:
         raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
     return team
@@ -94,7 +107,12 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
         with transaction.atomic():
             project = Project.objects.create(team=team, slug=slug, name=name, created_at=now)
             audit.record(
-                actor=actor, via=via, now=now, verb="create_project", target=project, after=audit.facts(project, "name", "slug")
+                actor=actor,
+                via=via,
+                now=now,
+                verb="create_project",
+                target=project,
+                after=audit.facts(project, "name", "slug"),
             )
     except IntegrityError:
         raise Conflict(f"name is {name}; {team.name} has a project of that name already.", field="name") from None
@@ -112,12 +130,20 @@ def set_project_active(*, actor: User, project: Project, active: bool, now: date
         Project.objects.filter(pk=project.pk).update(active=active)
         project.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="set_project_active", target=project, before=before, after=audit.facts(project, "active")
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_project_active",
+            target=project,
+            before=before,
+            after=audit.facts(project, "active"),
         )
     return project
 
 
-def add_member(*, actor: User, team: Team, user: User, now: datetime, role: str = "member", via: str = "web") -> Membership:
+def add_member(
+    *, actor: User, team: Team, user: User, now: datetime, role: str = "member", via: str = "web"
+) -> Membership:
     """Put a person into a team, or give one who is in it another role. Raises Invalid, NotAllowed."""
     policy.require(actor, "team.change", team)
     checks = Checks()
@@ -130,7 +156,13 @@ def add_member(*, actor: User, team: Team, user: User, now: datetime, role: str 
             team=team, user=user, defaults={"role": role}, create_defaults={"role": role, "created_at": now}
         )
         audit.record(
-            actor=actor, via=via, now=now, verb="add_member", target=team, before=before, after={"user": user.username, "role": role}
+            actor=actor,
+            via=via,
+            now=now,
+            verb="add_member",
+            target=team,
+            before=before,
+            after={"user": user.username, "role": role},
         )
     return membership
 
@@ -163,14 +195,19 @@ def create_user(
     auditor: bool = False,
     via: str = "web",
 ) -> User:
-    """An account. Roles of the whole organisation are flags; an auditor can be nothing else. Raises Invalid, Conflict, NotAllowed."""
+    """An account. Roles of the whole organisation are flags; an auditor has no other. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "user.change")
     checks = Checks()
     flags = _roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
     with transaction.atomic():
         user = _new_user(checks, username, email, password, full_name, flags)
         audit.record(
-            actor=actor, via=via, now=now, verb="create_user", target=user, after=audit.facts(user, "username", "email", *ROLES)
+            actor=actor,
+            via=via,
+            now=now,
+            verb="create_user",
+            target=user,
+            after=audit.facts(user, "username", "email", *ROLES),
         )
     return user
 
@@ -186,7 +223,7 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change roles, or close and open an account; what is None stays. Closing revokes its tokens and ends its workspaces.
+    """Change roles, close or open an account; what is None stays. Closing revokes tokens and ends workspaces.
 
     Raises Invalid, NotAllowed, Conflict when no operator would be left.
     """
@@ -207,15 +244,29 @@ def change_user(
             WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
         user.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="change_user", target=user, before=before, after=audit.facts(user, "is_active", *ROLES)
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_user",
+            target=user,
+            before=before,
+            after=audit.facts(user, "is_active", *ROLES),
         )
     return user
 
 
 def first_run(
-    *, organisation: str, time_zone: str, currency: str, username: str, email: str, password: str, now: datetime, via: str = "web"
+    *,
+    organisation: str,
+    time_zone: str,
+    currency: str,
+    username: str,
+    email: str,
+    password: str,
+    now: datetime,
+    via: str = "web",
 ) -> User:
-    """Name the organisation and make its first operator, who is signed in next. Raises Invalid, Conflict once there are accounts."""
+    """Name the organisation and make its first operator. Raises Invalid, and Conflict once there are accounts."""
     checks = Checks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
@@ -232,7 +283,12 @@ def first_run(
             Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone, currency=currency.upper())
             row.refresh_from_db()
         audit.record(
-            actor=user, via=via, now=now, verb="first_run", target=row, after=audit.facts(row, "name", "time_zone", "currency")
+            actor=user,
+            via=via,
+            now=now,
+            verb="first_run",
+            target=row,
+            after=audit.facts(row, "name", "time_zone", "currency"),
         )
     return user
 
@@ -251,7 +307,9 @@ def create_token(
         expires_at = checks.moment("expires_at", expires_at)
         if "expires_at" not in checks.problems and not now < expires_at <= now + LONGEST_TOKEN_LIFE:
             allowed = f"after now and up to {now + LONGEST_TOKEN_LIFE:%Y-%m-%d}, or nothing"
-            checks.note("expires_at", expires_at.isoformat(), f"expires_at is {expires_at.isoformat()}; allowed: {allowed}.")
+            checks.note(
+                "expires_at", expires_at.isoformat(), f"expires_at is {expires_at.isoformat()}; allowed: {allowed}."
+            )
     checks.done()
     text = f"{TOKEN_MARK}{secrets.token_urlsafe(32)}"
     with transaction.atomic():
@@ -259,7 +317,12 @@ def create_token(
             user=actor, name=name, prefix=text[:12], token_hash=hash_of(text), created_at=now, expires_at=expires_at
         )
         audit.record(
-            actor=actor, via=via, now=now, verb="create_token", target=token, after=audit.facts(token, "name", "prefix", "expires_at")
+            actor=actor,
+            via=via,
+            now=now,
+            verb="create_token",
+            target=token,
+            after=audit.facts(token, "name", "prefix", "expires_at"),
         )
     return token, text
 
@@ -302,12 +365,14 @@ def set_preferences(
             before = audit.facts(actor, *changes)
             User.objects.filter(pk=actor.pk).update(**changes)
             actor.refresh_from_db(fields=list(changes))
-            audit.record(actor=actor, via=via, now=now, verb="set_preferences", target=actor, before=before, after=changes)
+            audit.record(
+                actor=actor, via=via, now=now, verb="set_preferences", target=actor, before=before, after=changes
+            )
     return actor
 
 
 def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = None, via: str = "web") -> int:
-    """Mark own notices as read (all of them without ids); how many were unread. Leaves no audit record: it changes nothing for others."""
+    """Mark own notices as read (all without ids); how many were unread. No audit record: nothing changes for others."""
     policy.require(actor, "own.change")
     unread = Notification.objects.filter(user=actor, read_at=None)
     if ids is not None:
@@ -323,12 +388,16 @@ def hash_of(text: str) -> str:
 def _roles(checks: Checks, given: dict[str, Any]) -> dict[str, bool]:
     flags = {name: checks.flag(name, value) for name, value in given.items()}
     if flags["auditor"] and (flags["operator"] or flags["finance"]):
-        checks.note("auditor", True, "auditor is true beside another role; allowed: an auditor is neither operator nor finance.")
+        checks.note(
+            "auditor", True, "auditor is true beside another role; allowed: an auditor is neither operator nor finance."
+        )
     return flags
 
 
 def _new_user(checks: Checks, username: Any, email: Any, password: Any, full_name: Any, flags: dict[str, bool]) -> User:
-    username = checks.pattern("username", username, USER_NAME, "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit")
+    username = checks.pattern(
+        "username", username, USER_NAME, "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit"
+    )
     email = checks.pattern("email", email, EMAIL, "an address such as ada@example.org")
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)
@@ -341,7 +410,9 @@ def _new_user(checks: Checks, username: Any, email: Any, password: Any, full_nam
             checks.note("password", "", f"password: {' '.join(problem.messages)}")
     checks.done()
     if User.objects.filter(username__iexact=username).exists():
-        raise Invalid({"username": f"username is {username}; an account of that name exists already."}, {"username": username})
+        raise Invalid(
+            {"username": f"username is {username}; an account of that name exists already."}, {"username": username}
+        )
     user.set_password(password)
     try:
         with transaction.atomic():

@@ -88,17 +88,20 @@ def request_reservation(
     models: list[str] | None = None,
     profile: str = "",
     why: str = "",
+    may_exceed_guarantee: bool = False,
     via: str = "web",
 ) -> Submission | Reservation:
-    """``units`` on each of ``hosts`` hosts: a confirmed Reservation, or, above the pool's threshold, a Submission that waits for approval and holds nothing.
+    """``units`` on each of ``hosts`` hosts: a confirmed Reservation, or a Submission that waits for approval and holds nothing.
 
-    Either way the window is checked first. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    It waits when it is above the pool's threshold, or when ``may_exceed_guarantee`` asks an operator to let it use what
+    other teams are guaranteed. The window is checked first.
+    Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
     wish = checked_wish(project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why)
     why = why.strip()
-    if wish.needs_approval:
-        refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
+    if wish.needs_approval or may_exceed_guarantee:
+        refuse_unless_it_fits(engine.check_window(now=now, may_exceed_guarantee=may_exceed_guarantee, **wish.columns), wish)
         return _submit(actor, wish, why, now, via)
     with transaction.atomic():
         reservation = confirm(actor, wish, may_exceed_guarantee=False, now=now)
@@ -150,7 +153,9 @@ def preview_reservation(
     }
 
 
-def cancel_reservation(*, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web") -> Reservation:
+def cancel_reservation(
+    *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
+) -> Reservation:
     """Give it up; what runs inside it is told to go. Raises Conflict when it is over, NotAllowed, Invalid."""
     policy.require(actor, "reservation.change", reservation)
     checks = Checks()
@@ -168,7 +173,9 @@ def cancel_reservation(*, actor: User, reservation: Reservation, now: datetime, 
     return reservation
 
 
-def shorten_reservation(*, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web") -> Reservation:
+def shorten_reservation(
+    *, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web"
+) -> Reservation:
     """Let it end earlier. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "reservation.change", reservation)
     checks = Checks()
@@ -240,7 +247,11 @@ def refuse_unless_it_fits(answer: WindowAnswer, wish: Wish) -> None:
     numbers = dict(answer.numbers)
     first = f" The first window of that length that fits starts {windows[0][0]:%-d %b %Y %H:%M} UTC." if windows else ""
     raise Conflict(
-        f"{wording.reason(answer.code, numbers)}{first}", field="start", code=answer.code, numbers=numbers, windows=windows
+        f"{wording.reason(answer.code, numbers)}{first}",
+        field="start",
+        code=answer.code,
+        numbers=numbers,
+        windows=windows,
     )
 
 
@@ -263,15 +274,25 @@ def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, no
     horizon = now + timedelta(seconds=pool.reservation_horizon_seconds)
     longest = timedelta(seconds=pool.longest_reservation_seconds)
     if start < now.replace(second=0, microsecond=0):
-        checks.note("start", start.isoformat(), f"start is {_said(start)}, which is past; allowed: from {_said(now)} on.")
+        checks.note(
+            "start", start.isoformat(), f"start is {_said(start)}, which is past; allowed: from {_said(now)} on."
+        )
     elif start > horizon:
-        checks.note("start", start.isoformat(), f"start is {_said(start)}; allowed in {pool.name}: up to {_said(horizon)}.")
+        checks.note(
+            "start", start.isoformat(), f"start is {_said(start)}; allowed in {pool.name}: up to {_said(horizon)}."
+        )
     if end <= start:
         checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed: after the start, {_said(start)}.")
     elif end - start < SHORTEST_WINDOW:
-        checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed: at least 5 minutes after the start, {_said(start)}.")
+        checks.note(
+            "end", end.isoformat(), f"end is {_said(end)}; allowed: at least 5 minutes after the start, {_said(start)}."
+        )
     elif end - start > longest:
-        checks.note("end", end.isoformat(), f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.")
+        checks.note(
+            "end",
+            end.isoformat(),
+            f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.",
+        )
 
 
 def _said(moment: datetime) -> str:

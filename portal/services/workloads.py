@@ -31,7 +31,18 @@ LONGEST_COMMAND = 20_000
 LONGEST_KEEP = 24 * 3600
 CODE_LIFE = timedelta(seconds=60)
 PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
-TOLD = ("name", "kind", "type", "units", "hosts", "models_wanted", "profile", "priority", "preemptible", "max_runtime_seconds")
+TOLD = (
+    "name",
+    "kind",
+    "type",
+    "units",
+    "hosts",
+    "models_wanted",
+    "profile",
+    "priority",
+    "preemptible",
+    "max_runtime_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,9 @@ def launch_notebook(
     Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)
-    wish = _notebook_wish(actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation)
+    wish = _notebook_wish(
+        actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation
+    )
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
 
 
@@ -288,26 +301,40 @@ def _notebook_wish(
 ) -> _Wish:
     checks = Checks()
     if template is not None and template.kind != WorkloadKind.NOTEBOOK:
-        checks.note("template", template.slug, f"template is {template.name}, which is for jobs; allowed: a template for notebooks.")
+        checks.note(
+            "template",
+            template.slug,
+            f"template is {template.name}, which is for jobs; allowed: a template for notebooks.",
+        )
         template = None
     words = f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
     units = units if units is not None else template.units if template else 1
     profile = profile if profile is not None else template.profile if template else ""
     longest = min(8 * 3600, pool.longest_runtime_seconds)
-    seconds = max_runtime_seconds if max_runtime_seconds is not None else template.max_runtime_seconds if template else longest
+    seconds = (
+        max_runtime_seconds
+        if max_runtime_seconds is not None
+        else template.max_runtime_seconds
+        if template
+        else longest
+    )
     ask = _checked_common(checks, project, pool, units=units, models=models, profile=profile)
     wish = _Wish(
         kind=WorkloadKind.NOTEBOOK,
         project=project,
         pool=pool,
         name=checks.text("name", name or words),
-        type=checks.choice("type", type if type is not None else template.type if template else "interactive", WorkloadType.values),
+        type=checks.choice(
+            "type", type if type is not None else template.type if template else "interactive", WorkloadType.values
+        ),
         ask=ask,
         command="",
         environment={},
         priority=int(Priority.NORMAL),
         preemptible=False,
-        max_runtime_seconds=checks.count("max_runtime_seconds", seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"),
+        max_runtime_seconds=checks.count(
+            "max_runtime_seconds", seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"
+        ),
         most_retries=0,
         reservation=_checked_reservation(checks, reservation, project, pool, now),
     )
@@ -375,7 +402,9 @@ def _checked_priority(checks: Checks, value: Any, project: Project) -> int:
     allowed = [name for name, priority in PRIORITY_NAMES.items() if int(priority) <= highest]
     number = PRIORITY_NAMES[value] if isinstance(value, str) and value in PRIORITY_NAMES else value
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= highest:
-        checks.note("priority", value, f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}.")
+        checks.note(
+            "priority", value, f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}."
+        )
         return int(Priority.NORMAL)
     return int(number)
 

@@ -23,7 +23,9 @@ GOOD = "correct horse battery staple"
 def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
     team = people.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
     assert (team.slug, team.tag) == ("speech-sound", "SP")
-    user = people.create_user(actor=world.operator, username="ada", email="ada@example.org", password=GOOD, now=world.now)
+    user = people.create_user(
+        actor=world.operator, username="ada", email="ada@example.org", password=GOOD, now=world.now
+    )
     people.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
     project = people.create_project(actor=user, team=team, name="Voices", now=world.now)
     assert project.team == team
@@ -119,7 +121,9 @@ def test_the_first_run_works_once(world: World) -> None:
 
 
 def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> None:
-    host, text = hosts.add_host(actor=world.operator, pool=world.shared, name="gpu-9", labels={"rack": "r2"}, now=world.now)
+    host, text = hosts.add_host(
+        actor=world.operator, pool=world.shared, name="gpu-9", labels={"rack": "r2"}, now=world.now
+    )
     assert host.lease_state == "joining"
     assert text not in str(JoinToken.objects.values())
     with pytest.raises(Conflict):
@@ -140,17 +144,28 @@ def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
     hosts.drain_host(actor=world.operator, host=alpha, why="repair", now=world.now)
     hosts.return_host(actor=world.operator, host=alpha, now=world.now)
     assert alpha.admin_state == "in_service"
-    assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cordon_host", "drain_host", "return_host"]
+    assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == [
+        "cordon_host",
+        "drain_host",
+        "return_host",
+    ]
 
 
 def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -> None:
     alpha = world.hosts["alpha"]
     hour = timedelta(hours=1)
-    hosts.set_maintenance(actor=world.operator, host=alpha, start=world.now + hour, end=world.now + 2 * hour, why="bios", now=world.now)
+    hosts.set_maintenance(
+        actor=world.operator, host=alpha, start=world.now + hour, end=world.now + 2 * hour, why="bios", now=world.now
+    )
     for start, end in ((2, 1), (-3, -2), (1, 24 * 365)):
         with pytest.raises(Invalid):
             hosts.set_maintenance(
-                actor=world.operator, host=alpha, start=world.now + start * hour, end=world.now + end * hour, why="x", now=world.now
+                actor=world.operator,
+                host=alpha,
+                start=world.now + start * hour,
+                end=world.now + end * hour,
+                why="x",
+                now=world.now,
             )
 
 
@@ -161,7 +176,14 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         money.set_price(actor=world.finance, **given)
     with pytest.raises(NotAllowed):
         money.set_price(actor=world.operator, **given)
-    for field, value in (("cost", "-1"), ("cost", "NaN"), ("price", "1e99"), ("price", 1.5), ("model", "X"), ("valid_from", world.now - timedelta(days=1))):
+    for field, value in (
+        ("cost", "-1"),
+        ("cost", "NaN"),
+        ("price", "1e99"),
+        ("price", 1.5),
+        ("model", "X"),
+        ("valid_from", world.now - timedelta(days=1)),
+    ):
         with pytest.raises(Invalid) as refused:
             money.set_price(actor=world.finance, **(given | {field: value}))
         assert list(refused.value.fields) == [field]
@@ -176,21 +198,37 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
 def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
     month = date(2026, 3, 1)
     money.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
-    money.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now)
-    for changes in ({"team": None}, {"month": date(2026, 2, 1)}, {"month": date(2026, 3, 2)}, {"amount": "1.001"}, {"action": "explode"}):
+    money.set_budget(
+        actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now
+    )
+    for changes in (
+        {"team": None},
+        {"month": date(2026, 2, 1)},
+        {"month": date(2026, 3, 2)},
+        {"amount": "1.001"},
+        {"action": "explode"},
+    ):
         with pytest.raises(Invalid):
             money.set_budget(
-                actor=world.finance, now=world.now, **({"team": world.vision.team, "month": month, "amount": "1"} | changes)
+                actor=world.finance,
+                now=world.now,
+                **({"team": world.vision.team, "month": month, "amount": "1"} | changes),
             )
 
 
 def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
-    rule = HealthRule.objects.get_or_create(code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"})[0]
-    health.set_health_rule(actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, now=world.now)
+    rule = HealthRule.objects.get_or_create(
+        code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
+    )[0]
+    health.set_health_rule(
+        actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, now=world.now
+    )
     rule.refresh_from_db()
     assert (rule.action, rule.repeats) == ("drain", 2)
     with pytest.raises(Invalid):
-        health.set_health_rule(actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now)
+        health.set_health_rule(
+            actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now
+        )
 
 
 @pytest.mark.parametrize("statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"])

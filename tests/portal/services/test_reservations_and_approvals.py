@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -59,6 +59,17 @@ def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
     assert not Reservation.objects.exists()
 
 
+def test_what_would_use_the_guarantees_of_others_waits_for_an_operator_who_allows_it(world: World) -> None:
+    first, second = reserve(world, units=4), reserve(world, units=4)
+    third = reserve(world, units=2)
+    assert isinstance(first, Reservation) and isinstance(second, Reservation) and isinstance(third, Submission)
+    with pytest.raises(Conflict, match="guarantee"):
+        approvals.approve_submission(actor=world.operator, submission=third, now=world.now)
+    changes = {"may_exceed_guarantee": True}
+    approvals.approve_submission(actor=world.operator, submission=third, now=world.now, changes=changes)
+    assert Reservation.objects.filter(may_exceed_guarantee=True).count() == 1
+
+
 def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
@@ -84,13 +95,17 @@ def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(wo
 
 
 def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: World) -> None:
-    large = reserve(world, units=8)
+    large = reserve(world, units=8, hosts=2)
     assert isinstance(large, Submission)
-    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    changes = {"may_exceed_guarantee": True}
+    approvals.approve_submission(actor=world.operator, submission=large, now=world.now, changes=changes)
     with pytest.raises(Conflict) as refused:
-        reserve(world, units=4)
-    assert refused.value.code in ("window_full", "window_eats_guarantees")
-    assert refused.value.windows[0][0] >= large.reservation.end  # type: ignore[union-attr]
+        reserve(world, units=2)
+    assert refused.value.code == "window_full"
+    assert "first window of that length" in refused.value.message
+    taken = Reservation.objects.get()
+    assert refused.value.windows
+    assert all(end <= taken.start or start >= taken.end for start, end in refused.value.windows)
     assert Submission.objects.filter(state="waiting").count() == 0
 
 
@@ -117,7 +132,8 @@ def test_only_an_operator_decides(world: World, who: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"start": datetime(9999, 12, 31)}, "start"),
+        ({"start": datetime(9999, 12, 31, tzinfo=UTC)}, "start"),
+        ({"start": "tomorrow"}, "start"),
         ({"units": 0}, "units"),
         ({"units": 10**12}, "units"),
         ({"name": "a\u202eb"}, "name"),
@@ -146,7 +162,9 @@ def test_wrong_fields_are_named(world: World, changes: dict[str, Any], field: st
         (timedelta(days=1), timedelta(days=365 * 7900), "end"),
     ],
 )
-def test_impossible_times_are_refused_with_what_is_allowed(world: World, start: timedelta, end: timedelta, field: str) -> None:
+def test_impossible_times_are_refused_with_what_is_allowed(
+    world: World, start: timedelta, end: timedelta, field: str
+) -> None:
     with pytest.raises(Invalid) as refused:
         reserve(world, start=world.now + start, end=world.now + end)
     assert "allowed" in refused.value.fields[field]
@@ -195,7 +213,9 @@ def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None
         approvals.approve_submission(actor=world.operator, submission=made, now=world.now)
     made.refresh_from_db()
     assert made.state == "waiting"
-    assert Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots == 8 * SLOTS_PER_GPU
+    assert (
+        Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots == 8 * SLOTS_PER_GPU
+    )
 
 
 @pytest.mark.parametrize("who", ["member", "other team", "finance", "auditor", "stranger"])
@@ -212,7 +232,9 @@ def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> N
     assert ask_quota(world, 10).state == "waiting"
 
 
-@pytest.mark.parametrize("changes", [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}])
+@pytest.mark.parametrize(
+    "changes", [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}]
+)
 def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dict[str, Any]) -> None:
     made = ask_quota(world)
     with pytest.raises(Invalid):
@@ -230,3 +252,16 @@ def test_a_stranger_asks_to_join_and_the_lead_decides(world: World) -> None:
     made = approvals.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
     approvals.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
     assert Membership.objects.get(user=world.stranger).team == world.vision.team
+
+
+def test_what_would_use_the_guarantees_of_others_is_refused_unless_an_operator_is_asked(world: World) -> None:
+    # Vision is guaranteed 8 of the 16 H100, the others 6: 12 would use theirs.
+    with pytest.raises(Conflict) as refused:
+        reserve(world, units=6, hosts=2)
+    assert refused.value.code == "window_eats_guarantees"
+    asked = reserve(world, units=6, hosts=2, may_exceed_guarantee=True)
+    assert isinstance(asked, Submission)
+    with pytest.raises(Conflict):
+        approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    approvals.approve_submission(actor=world.operator, submission=asked, changes={"may_exceed_guarantee": True}, now=world.now)
+    assert Reservation.objects.get().may_exceed_guarantee

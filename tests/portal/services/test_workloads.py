@@ -47,12 +47,19 @@ def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: Wor
     assert (made.state, made.units, made.models_wanted, made.priority) == ("queued", 2, [H100], 2)
     assert made.owner == world.vision.member
     event = AuditEvent.objects.get()
-    assert (event.verb, event.actor, event.team, event.via) == ("submit_job", world.vision.member, world.vision.team, "web")
+    assert (event.verb, event.actor, event.team, event.via) == (
+        "submit_job",
+        world.vision.member,
+        world.vision.team,
+        "web",
+    )
     assert event.after["units"] == 2
 
 
 def test_a_notebook_takes_what_is_not_given_from_its_template(world: World) -> None:
-    template = Template.objects.create(slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200)
+    template = Template.objects.create(
+        slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200
+    )
     made = notebook(world, template=template)
     assert (made.kind, made.units, made.max_runtime_seconds, made.type) == ("notebook", 1, 7200, "interactive")
     assert not made.preemptible
@@ -199,7 +206,7 @@ def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute
     code = EntryCode.objects.get()
     assert code.expires_at == world.now + timedelta(minutes=1)
     assert code.code_hash not in url
-    assert "s" != code.session_key_hash
+    assert code.session_key_hash != "s"
 
 
 def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> None:

@@ -1,0 +1,179 @@
+"""Endpoints of reservations, approvals and quotas."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy, wording
+from portal.api import naming, shapes
+from portal.api.base import Empty, View, Why, find
+from portal.api.paging import page_of
+from portal.models import Submission
+from portal.services import approvals, reservations
+from scheduler.models import Reservation
+from scheduler.states import ReservationState
+
+
+def _reservations(view: View) -> QuerySet[Reservation]:
+    return policy.visible_reservations(view.actor).select_related("pool", "project__team", "owner")
+
+
+def _submissions(view: View) -> QuerySet[Submission]:
+    related = ("team", "pool", "author", "reservation", "approval__decided_by")
+    return policy.visible_submissions(view.actor).select_related(*related)
+
+
+class Reservations(View):
+    @extend_schema(
+        operation_id="reservations_list",
+        parameters=[shapes.ReservationQuery],
+        responses=page_of(shapes.ReservationShape),
+    )
+    def get(self, request: Request) -> Response:
+        """Reservations that you may see, latest start first."""
+        query = self.query(shapes.ReservationQuery)
+        rows = _reservations(self)
+        if query.get("state") == "open":
+            rows = rows.filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+        elif query.get("state"):
+            rows = rows.filter(state=query["state"])
+        if query.get("pool"):
+            rows = rows.filter(pool__slug=query["pool"])
+        if query.get("mine"):
+            rows = rows.filter(owner=self.actor)
+        return self.page(rows.order_by("-start", "-pk"), shapes.ReservationShape, query)
+
+    @extend_schema(
+        operation_id="reservations_request",
+        request=shapes.ReservationWish,
+        responses={201: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
+    )
+    def post(self, request: Request) -> Response:
+        """Reserve GPUs: 201 confirmed, or 202 waiting for approval where it is above the pool's threshold."""
+        given = naming.work_arguments(self.actor, self.given(shapes.ReservationWish))
+        made = reservations.request_reservation(**self.by, **given)
+        if isinstance(made, Reservation):
+            return self.one({"reservation": made, "submission": None}, shapes.ReservationAnswer, 201)
+        return self.one({"reservation": None, "submission": made}, shapes.ReservationAnswer, 202)
+
+
+class ReservationsPreview(View):
+    @extend_schema(operation_id="reservations_preview", request=shapes.WindowWish, responses=shapes.ReservationPreview)
+    def post(self, request: Request) -> Response:
+        """Whether a window can be had, and the first ones that can. Changes nothing."""
+        given = naming.work_arguments(self.actor, self.given(shapes.WindowWish))
+        answer = reservations.preview_reservation(**self.by, **given)
+        answer["sentence"] = wording.reason(answer["code"], answer["numbers"], self.actor)
+        return self.one(answer, shapes.ReservationPreview)
+
+
+class OneReservation(View):
+    @extend_schema(operation_id="reservations_read", responses=shapes.ReservationShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """One reservation."""
+        return self.one(find(_reservations(self), public_id=id), shapes.ReservationShape)
+
+
+class CancelReservation(View):
+    @extend_schema(operation_id="reservations_cancel", request=Why, responses=shapes.ReservationShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Give it up; what runs inside it is told to go."""
+        reservation = find(_reservations(self), public_id=id)
+        given = self.given(Why)
+        return self.one(
+            reservations.cancel_reservation(**self.by, reservation=reservation, **given), shapes.ReservationShape
+        )
+
+
+class ShortenReservation(View):
+    @extend_schema(operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Let it end earlier."""
+        reservation = find(_reservations(self), public_id=id)
+        given = self.given(shapes.EndWish)
+        return self.one(
+            reservations.shorten_reservation(**self.by, reservation=reservation, **given), shapes.ReservationShape
+        )
+
+
+class Approvals(View):
+    @extend_schema(
+        operation_id="approvals_list", parameters=[shapes.SubmissionQuery], responses=page_of(shapes.SubmissionShape)
+    )
+    def get(self, request: Request) -> Response:
+        """What was submitted for approval, of what you may see, newest first."""
+        query = self.query(shapes.SubmissionQuery)
+        rows = _submissions(self).filter(**{name: query[name] for name in ("state", "kind") if query.get(name)})
+        return self.page(rows.order_by("-created_at", "-pk"), shapes.SubmissionShape, query)
+
+
+class OneApproval(View):
+    @extend_schema(operation_id="approvals_read", responses=shapes.SubmissionShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """One submission and, once somebody has decided, the decision."""
+        return self.one(find(_submissions(self), public_id=id), shapes.SubmissionShape)
+
+
+class ApprovalEffect(View):
+    @extend_schema(operation_id="approvals_effect", responses=shapes.EffectShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """What approving it would do to others. For those who decide."""
+        policy.require(self.actor, "approval.see")
+        submission = find(_submissions(self), public_id=id)
+        return self.one(approvals.effect_of(submission, self.now), shapes.EffectShape)
+
+
+class Approve(View):
+    @extend_schema(operation_id="approvals_approve", request=shapes.ApproveWish, responses=shapes.SubmissionShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Approve it, as it is or changed; it is checked again and done."""
+        submission = find(_submissions(self), public_id=id)
+        given = self.given(shapes.ApproveWish)
+        approvals.approve_submission(**self.by, submission=submission, **given)
+        return self.one(find(_submissions(self), public_id=id), shapes.SubmissionShape)
+
+
+class Decline(View):
+    @extend_schema(operation_id="approvals_decline", request=shapes.DeclineWish, responses=shapes.SubmissionShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Decline it, with a reason."""
+        submission = find(_submissions(self), public_id=id)
+        given = self.given(shapes.DeclineWish)
+        approvals.decline_submission(**self.by, submission=submission, **given)
+        return self.one(find(_submissions(self), public_id=id), shapes.SubmissionShape)
+
+
+class Withdraw(View):
+    @extend_schema(operation_id="approvals_withdraw", request=Empty, responses=shapes.SubmissionShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Take back what you submitted."""
+        submission = find(_submissions(self), public_id=id)
+        self.given(Empty)
+        return self.one(approvals.withdraw_submission(**self.by, submission=submission), shapes.SubmissionShape)
+
+
+class Quotas(View):
+    @extend_schema(operation_id="quotas_list", parameters=[shapes.QuotaQuery], responses=page_of(shapes.QuotaShape))
+    def get(self, request: Request) -> Response:
+        """Guarantees of the teams that you may see."""
+        query = self.query(shapes.QuotaQuery)
+        rows = policy.visible_quotas(self.actor).select_related("team", "pool")
+        for name in ("team", "pool"):
+            if query.get(name):
+                rows = rows.filter(**{f"{name}__slug": query[name]})
+        return self.page(rows.order_by("pool__slug", "team__slug", "model"), shapes.QuotaShape, query)
+
+
+class QuotaRequests(View):
+    @extend_schema(operation_id="quotas_request", request=shapes.QuotaWish, responses={202: shapes.SubmissionShape})
+    def post(self, request: Request) -> Response:
+        """Ask for another guarantee; an operator decides."""
+        given: dict[str, Any] = self.given(shapes.QuotaWish)
+        given |= {"team": naming.team_of(self.actor, given["team"]), "pool": naming.pool_of(self.actor, given["pool"])}
+        return self.one(approvals.request_quota_change(**self.by, **given), shapes.SubmissionShape, 202)

@@ -1,0 +1,143 @@
+"""Endpoints of use, charges, prices, budgets and statements."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any
+
+from django.db.models import QuerySet, Sum
+from django.http import Http404
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api import naming, shapes
+from portal.api.base import PageQuery, View, Why, find
+from portal.api.paging import page_of
+from portal.errors import Invalid
+from portal.services import money
+from scheduler.core.model import SLOTS_PER_GPU
+from telemetry.models import Bucket, Charge, Price, Statement
+
+LONGEST_USAGE = timedelta(days=400)
+NAMES = {"team": "team_name", "project": "project_name", "user": "user_name", "type": "workload_type", "model": "model"}
+
+
+def month_named(text: str) -> date:
+    """A month of an address, as its first day; Http404 when it is none."""
+    year, _, number = text.partition("-")
+    if len(text) != 7 or not (year.isascii() and year.isdigit() and number.isascii() and number.isdigit()):
+        raise Http404
+    if not 2000 <= int(year) <= 2200 or not 1 <= int(number) <= 12:
+        raise Http404
+    return date(int(year), int(number), 1)
+
+
+class Usage(View):
+    @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
+    def get(self, request: Request) -> Response:
+        """GPU-hours held and used, from the charge lines that you may see."""
+        query = self.query(shapes.UsageQuery)
+        end = query.get("end", self.now)
+        start = query.get("start", end - timedelta(days=7))
+        if not start < end <= start + LONGEST_USAGE:
+            raise Invalid(
+                {
+                    "end": f"end is {end.isoformat()}; allowed: after the start, {start.isoformat()}, "
+                    f"by at most {LONGEST_USAGE.days} days."
+                }
+            )
+        held = policy.visible_charges(self.actor).filter(start__gte=start, end__lte=end, bucket=Bucket.USED)
+        return self.one(
+            {"start": start, "end": end, "by": query["by"], "lines": _lines(held, NAMES[query["by"]])},
+            shapes.UsageShape,
+        )
+
+
+def _lines(held: QuerySet[Charge], name: str) -> list[dict[str, Any]]:
+    sums = held.values(name).annotate(
+        slots=Sum("slot_seconds"), used=Sum("used_slot_seconds"), covered=Sum("covered_slot_seconds")
+    )
+    return [
+        {
+            "name": row[name],
+            "gpu_hours": row["slots"] / SLOTS_PER_GPU / 3600,
+            "used_gpu_hours": None if row["used"] is None else row["used"] / SLOTS_PER_GPU / 3600,
+            "coverage": None if row["covered"] is None or not row["slots"] else row["covered"] / row["slots"],
+        }
+        for row in sums.order_by("-slots", name)
+    ]
+
+
+class Charges(View):
+    @extend_schema(operation_id="charges_list", parameters=[shapes.ChargeQuery], responses=page_of(shapes.ChargeShape))
+    def get(self, request: Request) -> Response:
+        """Charge lines that you may see, newest first."""
+        query = self.query(shapes.ChargeQuery)
+        rows = policy.visible_charges(self.actor).select_related("pool")
+        if query.get("month"):
+            rows = rows.filter(month=month_named(query["month"]))
+        if query.get("team"):
+            rows = rows.filter(team__slug=query["team"])
+        if query.get("bucket"):
+            rows = rows.filter(bucket=query["bucket"])
+        return self.page(rows.order_by("-start", "-pk"), shapes.ChargeShape, query)
+
+
+def _statements(view: View) -> QuerySet[Statement]:
+    return policy.visible_statements(view.actor).select_related("closed_by")
+
+
+class Statements(View):
+    @extend_schema(operation_id="statements_list", parameters=[PageQuery], responses=page_of(shapes.StatementShape))
+    def get(self, request: Request) -> Response:
+        """Months, newest first. For finance and auditors."""
+        policy.require(self.actor, "charges.see_all")
+        return self.page(_statements(self).order_by("-month"), shapes.StatementShape, self.query(PageQuery))
+
+
+class OneStatement(View):
+    @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
+    def get(self, request: Request, month: str) -> Response:
+        """One month."""
+        return self.one(find(_statements(self), month=month_named(month)), shapes.StatementShape)
+
+
+class CloseStatement(View):
+    @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
+    def post(self, request: Request, month: str) -> Response:
+        """Freeze a month that is over: its checks run, nothing changes it afterwards."""
+        given = self.given(Why)
+        return self.one(money.close_month(**self.by, month=month_named(month), **given), shapes.StatementShape)
+
+
+class Prices(View):
+    @extend_schema(operation_id="prices_list", parameters=[PageQuery], responses=page_of(shapes.PriceShape))
+    def get(self, request: Request) -> Response:
+        """The rate card, newest first."""
+        rows = Price.objects.select_related("pool").order_by("-valid_from", "-pk")
+        return self.page(rows, shapes.PriceShape, self.query(PageQuery))
+
+    @extend_schema(operation_id="prices_set", request=shapes.PriceWish, responses={201: shapes.PriceShape})
+    def post(self, request: Request) -> Response:
+        """What a GPU-hour costs from a date on. Never touches the past."""
+        given = self.given(shapes.PriceWish)
+        given["pool"] = naming.pool_of(self.actor, given["pool"]) if given.get("pool") else None
+        return self.one(money.set_price(**self.by, **given), shapes.PriceShape, 201)
+
+
+class Budgets(View):
+    @extend_schema(operation_id="budgets_list", parameters=[PageQuery], responses=page_of(shapes.BudgetShape))
+    def get(self, request: Request) -> Response:
+        """Budgets of the teams and projects that you may see."""
+        rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
+        return self.page(rows, shapes.BudgetShape, self.query(PageQuery))
+
+    @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
+    def post(self, request: Request) -> Response:
+        """What a team or a project may cost in a month."""
+        given = self.given(shapes.BudgetWish)
+        given["team"] = naming.team_of(self.actor, given["team"]) if given.get("team") else None
+        given["project"] = naming.project_of(self.actor, given["project"]) if given.get("project") else None
+        return self.one(money.set_budget(**self.by, **given), shapes.BudgetShape, 201)

@@ -1,0 +1,62 @@
+"""From the words of a request to rows, always out of what the asker may see."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from portal import policy
+from portal.api.base import choose
+from portal.errors import Invalid
+from portal.models import Template, User
+from portal.validation import shown
+from scheduler.models import Pool, Project, Reservation, Team
+
+
+def pool_of(user: User, slug: str) -> Pool:
+    """A pool by its slug. Raises Invalid."""
+    return choose(policy.visible_pools(user), "pool", slug, "the slug of a pool", slug=slug)
+
+
+def team_of(user: User, slug: str) -> Team:
+    """A team by its slug. Raises Invalid."""
+    return choose(policy.visible_teams(user), "team", slug, "the slug of a team", slug=slug)
+
+
+def project_of(user: User, path: str) -> Project:
+    """A project as team/project, or by its slug alone where that names one. Raises Invalid."""
+    team, slash, slug = path.partition("/")
+    rows = policy.visible_projects(user).select_related("team")
+    found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])
+    if len(found) != 1:
+        known = [f"{p.team.slug}/{p.slug}" for p in policy.launchable_projects(user).select_related("team")[:10]]
+        allowed = ", ".join(known) or "none: you are in no team"
+        raise Invalid({"project": f"project is {shown(path)}; allowed: {allowed}."}, {"project": path})
+    return found[0]
+
+
+def reservation_of(user: User, public_id: UUID | None) -> Reservation | None:
+    """A reservation by its id; None stays None. Raises Invalid."""
+    if public_id is None:
+        return None
+    rows = policy.visible_reservations(user)
+    return choose(rows, "reservation", str(public_id), "the id of a reservation", public_id=public_id)
+
+
+def template_of(slug: str | None) -> Template | None:
+    """A template by its slug; None stays None. Raises Invalid."""
+    return (
+        None if slug is None else choose(Template.objects.all(), "template", slug, "the slug of a template", slug=slug)
+    )
+
+
+def work_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a launching verb, with rows in the place of words."""
+    found = dict(given)
+    found["project"] = project_of(user, given["project"])
+    found["pool"] = pool_of(user, given["pool"])
+    if "reservation" in given:
+        found["reservation"] = reservation_of(user, given["reservation"])
+    if "template" in given:
+        found["template"] = template_of(given["template"])
+    return found

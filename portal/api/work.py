@@ -1,0 +1,215 @@
+"""Endpoints of notebooks, jobs and the queue."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy, wording
+from portal.api import naming, shapes
+from portal.api.base import Empty, View, Why, find
+from portal.api.paging import page_of
+from portal.services import workloads
+from scheduler import logs
+from scheduler.models import Run, Workload, WorkloadKind
+from scheduler.states import RunState, WorkloadState
+
+LOG_PIECE = 64 * 1024
+
+
+def _rows(view: View) -> QuerySet[Workload]:
+    rows = policy.visible_workloads(view.actor)
+    return rows.select_related("pool", "project__team", "owner", "reservation")
+
+
+def _filtered(view: View, query: dict[str, Any]) -> QuerySet[Workload]:
+    rows = _rows(view)
+    if query.get("state") == "open":
+        rows = rows.exclude(state=WorkloadState.ENDED)
+    elif query.get("state"):
+        rows = rows.filter(state=query["state"])
+    for name, path in (("kind", "kind"), ("pool", "pool__slug"), ("team", "project__team__slug")):
+        if query.get(name):
+            rows = rows.filter(**{path: query[name]})
+    if query.get("mine"):
+        rows = rows.filter(owner=view.actor)
+    return rows.order_by("-submitted_at", "-pk")
+
+
+class Workloads(View):
+    """Notebooks and jobs together."""
+
+    @extend_schema(
+        operation_id="workloads_list", parameters=[shapes.WorkloadQuery], responses=page_of(shapes.WorkloadShape)
+    )
+    def get(self, request: Request) -> Response:
+        """Work that you may see, newest first."""
+        query = self.query(shapes.WorkloadQuery)
+        return self.page(_filtered(self, query), shapes.WorkloadShape, query)
+
+
+class Notebooks(View):
+    @extend_schema(
+        operation_id="notebooks_list", parameters=[shapes.KindQuery], responses=page_of(shapes.WorkloadShape)
+    )
+    def get(self, request: Request) -> Response:
+        """Notebooks that you may see, newest first."""
+        query = self.query(shapes.KindQuery)
+        return self.page(_filtered(self, {**query, "kind": WorkloadKind.NOTEBOOK}), shapes.WorkloadShape, query)
+
+    @extend_schema(operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.WorkloadShape})
+    def post(self, request: Request) -> Response:
+        """Launch a notebook; what is not given comes from the template."""
+        given = naming.work_arguments(self.actor, self.given(shapes.NotebookWish))
+        return self.one(workloads.launch_notebook(**self.by, **given), shapes.WorkloadShape, 201)
+
+
+class Jobs(View):
+    @extend_schema(operation_id="jobs_list", parameters=[shapes.KindQuery], responses=page_of(shapes.WorkloadShape))
+    def get(self, request: Request) -> Response:
+        """Jobs that you may see, newest first."""
+        query = self.query(shapes.KindQuery)
+        return self.page(_filtered(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query)
+
+    @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.WorkloadShape})
+    def post(self, request: Request) -> Response:
+        """Submit a job."""
+        given = naming.work_arguments(self.actor, self.given(shapes.JobWish))
+        return self.one(workloads.submit_job(**self.by, **given), shapes.WorkloadShape, 201)
+
+
+class NotebookPreview(View):
+    @extend_schema(operation_id="notebooks_preview", request=shapes.NotebookWish, responses=shapes.PreviewShape)
+    def post(self, request: Request) -> Response:
+        """What would happen to a notebook if you launched it now. Changes nothing."""
+        return _preview(self, naming.work_arguments(self.actor, self.given(shapes.NotebookWish)), "notebook")
+
+
+class JobPreview(View):
+    @extend_schema(operation_id="jobs_preview", request=shapes.JobWish, responses=shapes.PreviewShape)
+    def post(self, request: Request) -> Response:
+        """What would happen to a job if you submitted it now. Changes nothing."""
+        return _preview(self, naming.work_arguments(self.actor, self.given(shapes.JobWish)), "job")
+
+
+def _preview(view: View, given: dict[str, Any], kind: str) -> Response:
+    answer = workloads.preview_workload(**view.by, **given, kind=kind)
+    answer["sentence"] = wording.reason(answer["code"], answer["numbers"], view.actor)
+    return view.one(answer, shapes.PreviewShape)
+
+
+class OneWorkload(View):
+    @extend_schema(operation_id="workloads_read", responses=shapes.WorkloadDetail)
+    def get(self, request: Request, id: UUID) -> Response:
+        """One notebook or job, with the runs of its attempts."""
+        return self.one(find(_rows(self), public_id=id), shapes.WorkloadDetail)
+
+
+class WhyWorkload(View):
+    @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """Why it waits, or why it started or was told to go: in words, and what is before it."""
+        workload = find(_rows(self), public_id=id)
+        visible = policy.visible_workloads(self.actor).select_related("owner")
+        blockers = list(visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk"))
+        open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
+        ended = workload.state == WorkloadState.ENDED
+        code = workload.outcome if ended else workload.reason_code
+        numbers = workload.outcome_numbers if ended else workload.reason_numbers
+        answer = {
+            "state": workload.state,
+            "code": code,
+            "numbers": numbers,
+            "sentence": wording.reason(code, numbers, self.actor),
+            "position": workload.position,
+            "expected_start": workload.expected_start,
+            "blockers": blockers,
+            "hidden_blockers": open_ - len(blockers),
+            "decisions": list(workload.decisions.order_by("-at", "-pk")[:20]),
+        }
+        return self.one(answer, shapes.WhyShape)
+
+
+class WorkloadLogs(View):
+    @extend_schema(operation_id="workloads_logs", parameters=[shapes.LogQuery], responses=shapes.LogShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """A piece of what it wrote, from a byte on; ask again from ``next_offset``."""
+        workload = find(_rows(self), public_id=id)
+        policy.require(self.actor, "workload.logs", workload)
+        query = self.query(shapes.LogQuery)
+        rows = Run.objects.filter(workload=workload, rank=query["rank"], attempt=query.get("attempt", workload.attempt))
+        run = rows.first()
+        if run is None:
+            ended = workload.state == WorkloadState.ENDED
+            return self.one({"text": "", "next_offset": query["offset"], "ended": ended}, shapes.LogShape)
+        text, after = logs.read(run.public_id, query["offset"], LOG_PIECE)
+        ended = run.state == RunState.ENDED and not text
+        return self.one({"text": text, "next_offset": after, "ended": ended}, shapes.LogShape)
+
+
+class CancelWorkload(View):
+    @extend_schema(operation_id="workloads_cancel", request=Why, responses=shapes.WorkloadShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Stop it, or take it out of the queue."""
+        workload = find(_rows(self), public_id=id)
+        return self.one(
+            workloads.cancel_workload(**self.by, workload=workload, **self.given(Why)), shapes.WorkloadShape
+        )
+
+
+class ExtendWorkload(View):
+    @extend_schema(operation_id="workloads_extend", request=shapes.SecondsWish, responses=shapes.WorkloadShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Let it run longer, within the pool's longest runtime."""
+        workload = find(_rows(self), public_id=id)
+        given = self.given(shapes.SecondsWish)
+        return self.one(workloads.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape)
+
+
+class KeepWorkload(View):
+    @extend_schema(operation_id="workloads_keep", request=shapes.SecondsWish, responses=shapes.WorkloadShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Don't stop a notebook for idleness for so long."""
+        workload = find(_rows(self), public_id=id)
+        given = self.given(shapes.SecondsWish)
+        return self.one(workloads.keep_workload(**self.by, workload=workload, **given), shapes.WorkloadShape)
+
+
+class RelaunchWorkload(View):
+    @extend_schema(
+        operation_id="workloads_relaunch", request=shapes.RelaunchWish, responses={201: shapes.WorkloadShape}
+    )
+    def post(self, request: Request, id: UUID) -> Response:
+        """Queue a copy of it, with changes."""
+        workload = find(_rows(self), public_id=id)
+        given = self.given(shapes.RelaunchWish)
+        return self.one(workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.WorkloadShape, 201)
+
+
+class OpenWorkload(View):
+    @extend_schema(operation_id="workloads_open", request=Empty, responses=shapes.OpenShape)
+    def post(self, request: Request, id: UUID) -> Response:
+        """The address that opens a running notebook, once, within a minute."""
+        workload = find(_rows(self), public_id=id)
+        self.given(Empty)
+        session = getattr(request, "session", None)
+        key = (session.session_key or "") if session is not None and request.auth is None else ""
+        return self.one(
+            {"url": workloads.open_workspace(**self.by, workload=workload, session_key=key)}, shapes.OpenShape
+        )
+
+
+class Queue(View):
+    @extend_schema(operation_id="queue_list", parameters=[shapes.QueueQuery], responses=page_of(shapes.WorkloadShape))
+    def get(self, request: Request) -> Response:
+        """What waits, of what you may see, in the order the engine last judged it."""
+        query = self.query(shapes.QueueQuery)
+        rows = _rows(self).filter(state=WorkloadState.QUEUED)
+        if query.get("pool"):
+            rows = rows.filter(pool__slug=query["pool"])
+        return self.page(rows.order_by("pool__slug", "position", "submitted_at", "pk"), shapes.WorkloadShape, query)
