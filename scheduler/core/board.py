@@ -121,9 +121,13 @@ class Board:
                 accepts[host] = False
         well = np.array([u.well for u in self.units], dtype=np.bool_)
         self.accepts: Mask = accepts
+        # In service: a host that takes work, maintenance apart, which has an end; usable: right now.
+        open_ = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
+        self.in_service: Mask = well & open_[self.host_of] if len(self.units) else well
         self.usable: Mask = well & accepts[self.host_of] if len(self.units) else well
         self.cpu_free: Ints = np.array([h.cpu_milli or NEVER for h in self.hosts], dtype=np.int64)
         self.memory_free: Ints = np.array([h.memory_mib or NEVER for h in self.hosts], dtype=np.int64)
+        self.cpu_whole, self.memory_whole = self.cpu_free.copy(), self.memory_free.copy()
 
     def _read_holders(self) -> None:
         self.holder: Ints = np.full(len(self.units), NOBODY, dtype=np.int64)
@@ -184,16 +188,35 @@ class Board:
                 self.gpu_teams[gpu] = team
 
     def _read_evictable(self) -> None:
-        """Cheap facts that rule out most searches for victims before they start."""
-        self.lowest_priority: dict[int, int] = {}  # team -> lowest priority of its preemptible work
-        self.someone_borrows = False
-        for i, running in enumerate(self.running):
-            if running.preemptible and not running.stopping:
-                known = self.lowest_priority.get(running.team, running.priority)
-                self.lowest_priority[running.team] = min(known, running.priority)
-                models = {self.model_of(u) for u in self.units_of[i]}
-                if any(self.ledger.excess(running.team, model) > 0 for model in models):
-                    self.someone_borrows = True
+        """Running work as arrays, for searches over all of it; and cheap facts that rule out most searches."""
+        running = self.running
+        self.run_team: Ints = np.array([r.team for r in running], dtype=np.int64)
+        self.run_priority: Ints = np.array([r.priority for r in running], dtype=np.int64)
+        self.run_id: Ints = np.array([r.id for r in running], dtype=np.int64)
+        self.run_reservation: Ints = np.array([r.reservation or 0 for r in running], dtype=np.int64)
+        self.run_slots: Ints = np.array([int(self.slots[units].sum()) for units in self.units_of], dtype=np.int64)
+        since = np.array([max(r.started, r.checkpoint_at or r.started) for r in running], dtype=np.int64)
+        self.lost: Ints = np.maximum(0, self.now - since) * self.run_slots  # slot-seconds an eviction throws away
+        minimum = self.policy.minimum_runtime_seconds
+        self.evictable: Mask = np.array(
+            [r.preemptible and not r.stopping and self.now >= r.started + minimum for r in running], dtype=np.bool_
+        )
+        self.of_team: dict[int, list[int]] = {}
+        self.leaving_for: dict[int, list[int]] = {}
+        self.leaving_freely: list[int] = []  # told to go, for nobody in particular
+        for i, one in enumerate(running):
+            self.of_team.setdefault(one.team, []).append(i)
+            if one.stopping and one.evicted_for_workload is not None:
+                self.leaving_for.setdefault(one.evicted_for_workload, []).append(i)
+            elif one.stopping and one.evicted_for_reservation is None:
+                self.leaving_freely.append(i)
+        can_go = [i for i in range(len(running)) if self.evictable[i]]
+        self.lowest_priority: dict[int, int] = {}  # team -> lowest priority of its evictable work
+        for i in can_go:
+            team = running[i].team
+            self.lowest_priority[team] = min(self.lowest_priority.get(team, running[i].priority), running[i].priority)
+        borrowing = {(running[i].team, self.model_of(u)) for i in can_go for u in self.units_of[i]}
+        self.someone_borrows = any(self.ledger.excess(team, model) > 0 for team, model in borrowing)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -256,6 +279,7 @@ class Board:
     def evict(self, victim: int, eviction: Eviction) -> None:
         """Tell running work to go; its units stay its own until it is gone."""
         self.evicted.add(victim)
+        self.evictable[victim] = False
         for unit in self.units_of[victim]:
             if self.running[victim].reservation is None:
                 key = (self.running[victim].team, self.model_of(unit))

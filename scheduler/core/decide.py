@@ -17,8 +17,8 @@ from scheduler.core.reasons import Code
 from scheduler.core.timeline import (
     Forecast,
     Promises,
-    cheapest_units,
     expected_end,
+    fits_empty,
     lead_seconds,
     never_fits,
     numbers,
@@ -46,6 +46,7 @@ class Cycle:
         self._no_room: set[Hashable] = set()
         self._impossible: dict[Hashable, Why | None] = {}
         self._obstacles: dict[Hashable, Why] = {}
+        self._by_end: dict[int, list[int]] = {}
 
     # -- turned away before the queue ------------------------------------------------------------------------------
 
@@ -213,25 +214,21 @@ class Cycle:
         board = self.board
         if queued.id not in board.keepers:
             return False
-        leaving = {r.id: i for i, r in enumerate(board.running) if r.stopping and r.evicted_for_workload == queued.id}
+        leaving = board.leaving_for.get(queued.id, [])
         if not leaving:
             return False
         for kind in board.kinds_for(queued.ask):
             search = preempt.Search(board, queued, kind)
-            units = search.units_after(list(leaving.values()))
+            units = search.units_after(leaving)
             if units is not None:
-                self._wait_for(queued, kind, units, list(leaving.values()))
+                self._wait_for(queued, kind, units, leaving)
                 return True
         return False
 
     def _soon_free(self, queued: Queued) -> bool:
         """Units that others are leaving anyway, for nobody in particular, would do: no need to evict anybody."""
         board = self.board
-        leaving = [
-            i
-            for i, r in enumerate(board.running)
-            if r.stopping and r.evicted_for_workload is None and r.evicted_for_reservation is None
-        ]
+        leaving = board.leaving_freely
         if not leaving:
             return False
         for kind in board.kinds_for(queued.ask):
@@ -245,7 +242,7 @@ class Cycle:
             running = board.running[victim]
             same_team = running.team == queued.team
             why = numbers(
-                lost=preempt.lost_work(board, victim),
+                lost=int(board.lost[victim]),
                 team=queued.team,
                 units=len(running.units),
                 workload=queued.id,
@@ -345,8 +342,7 @@ class Cycle:
                 of=int(inside.sum()),
                 reservation=queued.reservation,
             )
-        nothing = np.zeros(len(board.units), dtype=np.int64)
-        if all(cheapest_units(board, ask, kind, board.usable, nothing) is None for kind in kinds):
+        if not any(fits_empty(board, ask, kind, board.usable) for kind in kinds):
             return self._closed(queued)
         return self._promised_to_others(queued, free) or (
             Code.WAITS_FOR_UNITS,
@@ -361,10 +357,9 @@ class Cycle:
 
     def _closed(self, queued: Queued) -> Why:
         """The hosts that could serve it don't take work: by maintenance that has an end, or for another reason."""
-        board, nothing = self.board, np.zeros(len(self.board.units), dtype=np.int64)
-        in_service = self.promises.in_service()
+        board = self.board
         for kind in board.kinds_for(queued.ask):
-            if cheapest_units(board, queued.ask, kind, in_service, nothing) is not None:
+            if fits_empty(board, queued.ask, kind, board.in_service):
                 now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
                 ends = min(end for _, end in now_on)
                 return Code.HELD_FOR_MAINTENANCE, numbers(end=ends, start=min(start for start, _ in now_on))
@@ -482,11 +477,10 @@ class Cycle:
             if code == Code.OVER_QUOTA:
                 room = self._room(queued, kind)
                 over = room.held + need - room.limit
-                own = [i for i, r in enumerate(board.running) if r.team == queued.team and r.reservation is None]
+                own = [i for i in self._of_team_by_end(queued.team) if board.running[i].reservation is None]
             else:
                 over = need - board.ledger.user_cap_left(queued.user)
-                own = [i for i, r in enumerate(board.running) if r.user == queued.user]
-            own.sort(key=lambda i: (expected_end(board.running[i], board.now), board.running[i].id))
+                own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
             waited_for: list[int] = []
             for i in own:
                 if over <= 0:
@@ -500,6 +494,15 @@ class Cycle:
                 options.append((end, tuple(sorted(board.running[i].id for i in waited_for))))
         return min(options, default=(None, ()), key=lambda option: option[0] or 0)
 
+    def _end_and_id(self, i: int) -> tuple[int, int]:
+        return expected_end(self.board.running[i], self.board.now), self.board.running[i].id
+
+    def _of_team_by_end(self, team: int) -> list[int]:
+        """A team's running work, the first to end first."""
+        if team not in self._by_end:
+            self._by_end[team] = sorted(self.board.of_team.get(team, []), key=self._end_and_id)
+        return self._by_end[team]
+
     def _start_inside_reservation(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
         """When enough of the work inside the same reservation will have ended; None if that is after its end."""
         board = self.board
@@ -507,7 +510,7 @@ class Cycle:
         if not (board.bound == reservation.id).any():
             return board.now + lead_seconds(board), ()
         inside = [i for i, r in enumerate(board.running) if r.reservation == reservation.id]
-        inside.sort(key=lambda i: (expected_end(board.running[i], board.now), board.running[i].id))
+        inside.sort(key=self._end_and_id)
         for count in range(1, len(inside) + 1):
             end = expected_end(board.running[inside[count - 1]], board.now)
             if end >= reservation.end:

@@ -190,6 +190,11 @@ def pick_on_host(board: Board, ask: Ask, kind: int, host: int, free: Mask) -> li
     """Which of a host's takeable units: in one NVLink group if there is one, slices on the fullest GPUs."""
     first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
     units = [first + int(i) for i in np.flatnonzero(free[first:last] & (board.kind[first:last] == kind))]
+    return pick(board, ask, units)
+
+
+def pick(board: Board, ask: Ask, units: list[int]) -> list[int] | None:
+    """``ask.units`` of one host's takeable units, given in order."""
     if len(units) < ask.units:
         return None
     if ask.profile != WHOLE:

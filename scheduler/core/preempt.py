@@ -9,6 +9,7 @@ where that loses least, and then every victim that proves unnecessary is let off
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from scheduler.core import fit
 from scheduler.core.board import NOBODY, Board, Mask, both
-from scheduler.core.model import Priority, Queued, Running
+from scheduler.core.model import Priority, Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +26,6 @@ class RoomMade:
 
     victims: list[int]
     units: list[int]
-
-
-def lost_work(board: Board, victim: int) -> int:
-    """Slot-seconds of work that evicting it would throw away."""
-    running = board.running[victim]
-    since = max(running.started, running.checkpoint_at if running.checkpoint_at is not None else running.started)
-    return max(0, board.now - since) * int(board.slots[board.units_of[victim]].sum())
-
-
-def is_protected(board: Board, running: Running, queued: Queued) -> bool:
-    """True for work that policy shields from eviction whoever asks."""
-    return (
-        not running.preemptible
-        or running.stopping
-        or board.now < running.started + board.policy.minimum_runtime_seconds
-        or running.id == queued.evicted_by
-    )
-
-
-def is_outranked(running: Running, queued: Queued) -> bool:
-    """Lower-priority work of the same team, inside the same reservation or outside of any like the ask."""
-    return (
-        running.team == queued.team and running.priority < queued.priority and running.reservation == queued.reservation
-    )
 
 
 class Search:
@@ -78,24 +55,23 @@ class Search:
 
     def _candidates(self) -> list[int]:
         """Possible victims, those wholly borrowed before those that are partly guaranteed, then cheapest first."""
-        board, found = self.board, []
-        for victim, running in enumerate(board.running):
-            if victim in board.evicted or is_protected(board, running, self.queued):
-                continue
-            if not any(self.obtainable[u] and board.kind[u] == self.kind for u in board.units_of[victim]):
-                continue
-            if is_outranked(running, self.queued):
-                straddles = 0
-            elif self.reclaims and running.team != self.queued.team and running.reservation is None:
-                excess = min(board.ledger.excess(running.team, board.model_of(u)) for u in board.units_of[victim])
-                if excess <= 0:
-                    continue
-                straddles = int(excess < int(board.slots[board.units_of[victim]].sum()))
-            else:
-                continue
-            found.append((straddles, lost_work(board, victim), running.id, victim))
-        found.sort()
-        return [victim for _, _, _, victim in found]
+        board, queued = self.board, self.queued
+        units = np.flatnonzero(self.obtainable & (board.kind == self.kind) & (board.holder >= 0))
+        holders = board.holder[units]
+        useful = np.zeros(len(board.running), dtype=np.bool_)
+        useful[holders[holders < len(board.running)]] = True
+        useful &= board.evictable & (board.run_id != (queued.evicted_by if queued.evicted_by is not None else NOBODY))
+        own = board.run_team == queued.team
+        outranked = own & (board.run_priority < queued.priority) & (board.run_reservation == (queued.reservation or 0))
+        excess = np.zeros(len(board.running), dtype=np.int64)
+        if self.reclaims:
+            by_team = {team: board.ledger.excess(team, self.model) for team in board.of_team}
+            excess = np.array([by_team[int(team)] for team in board.run_team], dtype=np.int64)
+        borrowed = ~own & (board.run_reservation == 0) & (excess > 0)
+        found = np.flatnonzero(useful & (outranked | borrowed))
+        straddles = ~outranked[found] & (excess[found] < board.run_slots[found])
+        order = np.lexsort((board.run_id[found], board.lost[found], straddles))
+        return [int(victim) for victim in found[order]]
 
     # -- what a set of victims has to satisfy -----------------------------------------------------------------------
 
@@ -169,60 +145,99 @@ class Search:
         return None if units is None else RoomMade(victims, units)
 
     def _spread_over_hosts(self) -> list[int] | None:
-        """Victims host by host, each time on the host where the least more is lost."""
-        per_host: dict[int, list[int]] = {}
-        for victim in self.candidates:
-            for host in sorted({int(self.board.host_of[u]) for u in self.board.units_of[victim]}):
-                per_host.setdefault(host, []).append(victim)
-        free = self.obtainable & (self.board.holder == NOBODY) & (self.board.kind == self.kind)
-        free_on = np.bincount(self.board.host_of[free], minlength=len(self.board.hosts))
-        labels = self.board.label_mask(self.queued.ask.labels)
-        hosts = [h for h in range(len(self.board.hosts)) if labels[h] and (h in per_host or free_on[h])]
-        victims: list[int] = []
-        used: set[int] = set()
-        costs = {host: self._host_cost(host, per_host.get(host, []), victims) for host in hosts}
-        for _ in range(self.queued.ask.hosts):
-            options = [(c[0], len(c[1]), h) for h, c in costs.items() if c is not None and h not in used]
-            if not options:
-                return None
-            _, _, host = min(options)
-            used.add(host)
-            chosen = costs[host]
-            assert chosen is not None  # options holds only hosts that can be freed
-            victims += [v for v in chosen[1] if v not in victims]
-            if chosen[1] and len(used) < self.queued.ask.hosts:
-                costs = {h: self._host_cost(h, per_host.get(h, []), victims) for h in hosts if h not in used}
-        return victims
+        """Victims host by host, each time on the host where the least more is lost.
 
-    def _host_cost(self, host: int, candidates: list[int], gone: list[int]) -> tuple[int, list[int]] | None:
+        Hosts wait in a heap under a bound that their true cost can't be below (the cheapest victim on them), and are
+        judged only when they come up: on a large pool most of them never are.
+        """
+        self._read_hosts()
+        victims: list[int] = []
+        heap: list[tuple[int, int, int, list[int] | None]] = [
+            (self._least(host, victims), 0, host, None) for host in self._possible_hosts()
+        ]
+        heapq.heapify(heap)
+        left = self.queued.ask.hosts
+        done: set[int] = set()
+        while left and heap:
+            _, _, host, chosen = heapq.heappop(heap)
+            if host in done:
+                continue
+            if chosen is None or not self._still_right(host, chosen, victims):
+                judged = self._host_cost(host, victims)
+                if judged is not None:
+                    heapq.heappush(heap, (judged[0], len(judged[1]), host, judged[1]))
+                continue
+            done.add(host)
+            left -= 1
+            victims += [v for v in chosen if v not in victims]
+            for other in {h for v in chosen for h in self.hosts_of[v]} - done:  # freed there, too
+                heapq.heappush(heap, (self._least(other, victims), 0, other, None))
+        return None if left else victims
+
+    def _read_hosts(self) -> None:
+        """Per host: units free for the ask, and those that each candidate would free."""
+        board = self.board
+        self.free_on: dict[int, list[int]] = {}
+        free = self.obtainable & (board.holder == NOBODY) & (board.kind == self.kind)
+        for unit in (int(u) for u in np.flatnonzero(free)):
+            self.free_on.setdefault(int(board.host_of[unit]), []).append(unit)
+        self.held_on: dict[int, dict[int, list[int]]] = {}  # host -> victim -> units
+        self.hosts_of: dict[int, list[int]] = {}
+        for victim in self.candidates:
+            for unit in board.units_of[victim]:
+                if self.obtainable[unit] and board.kind[unit] == self.kind:
+                    host = int(board.host_of[unit])
+                    self.held_on.setdefault(host, {}).setdefault(victim, []).append(unit)
+            self.hosts_of[victim] = sorted({int(board.host_of[u]) for u in board.units_of[victim]})
+
+    def _possible_hosts(self) -> list[int]:
+        """Hosts with enough units if every candidate was gone."""
+        labels, need = self.board.label_mask(self.queued.ask.labels), self.queued.ask.units
+        found = []
+        for host in sorted({*self.free_on, *self.held_on}):
+            most = len(self.free_on.get(host, ())) + sum(map(len, self.held_on.get(host, {}).values()))
+            if labels[host] and most >= need:
+                found.append(host)
+        return found
+
+    def _least(self, host: int, gone: list[int]) -> int:
+        """A bound: nothing more need be lost on a host that serves already, else at least its cheapest victim."""
+        if self._host_serves(host, gone):
+            return 0
+        return min((int(self.board.lost[v]) for v in self.held_on.get(host, {}) if v not in gone), default=0)
+
+    def _still_right(self, host: int, chosen: list[int], victims: list[int]) -> bool:
+        """Was this host's choice made with the victims that are chosen by now?"""
+        return not victims or (self._host_serves(host, [*victims, *chosen]) and self.is_lawful([*victims, *chosen]))
+
+    def _host_cost(self, host: int, gone: list[int]) -> tuple[int, list[int]] | None:
         """(lost work, more victims) that would free enough of one host, or None."""
-        chosen: list[int] = []
         if self._host_serves(host, gone):
             return 0, []
-        for victim in candidates:
+        chosen: list[int] = []
+        for victim in self.held_on.get(host, {}):  # in the order of the candidates
             if victim in gone or not self.is_lawful([*gone, *chosen, victim]):
                 continue
             chosen.append(victim)
             if self._host_serves(host, [*gone, *chosen]):
                 kept = minimised(self.board, chosen, lambda some: self._host_serves(host, [*gone, *some]))
-                return sum(lost_work(self.board, v) for v in kept), kept
+                return sum(int(self.board.lost[v]) for v in kept), kept
         return None
 
     def _host_serves(self, host: int, victims: list[int]) -> bool:
         """Units, CPU and memory of one host suffice once these are gone."""
-        board, ask = self.board, self.queued.ask
-        here = [v for v in victims if any(board.host_of[u] == host for u in board.units_of[v])]
-        cpu = board.cpu_free[host] + sum(board.running[v].cpu_milli for v in here)
-        memory = board.memory_free[host] + sum(board.running[v].memory_mib for v in here)
-        if ask.cpu_milli > cpu or ask.memory_mib > memory:
+        board, ask, held = self.board, self.queued.ask, self.held_on.get(host, {})
+        here = [v for v in victims if v in held]
+        free = self.free_on.get(host, [])
+        if len(free) + sum(len(held[v]) for v in here) < ask.units:
             return False
-        first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-        mask = np.zeros(len(board.units), dtype=np.bool_)
-        mask[first:last] = self.obtainable[first:last] & (board.holder[first:last] == NOBODY)
-        for victim in here:
-            mine = [u for u in board.units_of[victim] if first <= u < last]
-            mask[mine] = self.obtainable[mine]
-        return fit.pick_on_host(board, ask, self.kind, host, mask) is not None
+        if ask.cpu_milli > board.cpu_free[host] + sum(board.running[v].cpu_milli for v in here):
+            return False
+        if ask.memory_mib > board.memory_free[host] + sum(board.running[v].memory_mib for v in here):
+            return False
+        if not ask.nvlink:
+            return True
+        return fit.pick(board, ask, sorted([*free, *(u for v in here for u in held[v])])) is not None
 
     def _minimise(self, victims: list[int]) -> list[int]:
         return minimised(
@@ -233,7 +248,7 @@ class Search:
 def minimised(board: Board, victims: list[int], suffices: Callable[[list[int]], bool]) -> list[int]:
     """The victims without those that prove unnecessary, trying to let off the dearest first."""
     kept = list(victims)
-    for victim in sorted(victims, key=lambda v: (-lost_work(board, v), -board.running[v].id)):
+    for victim in sorted(victims, key=lambda v: (-int(board.lost[v]), -board.running[v].id)):
         without = [v for v in kept if v != victim]
         if suffices(without):
             kept = without

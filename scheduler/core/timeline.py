@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import NEVER, Board, Ints, Mask
+from scheduler.core.board import NEVER, Board, Ints, Mask, both
 from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
 from scheduler.core.reasons import Code
 
@@ -85,55 +85,46 @@ class Promises:
                 for unit in (self.board.unit_index[u] for u in reservation.units if u in self.board.unit_index):
                     start = min(reservation.start, self.board.now)
                     self.fixed.append(Stretch(unit, start, reservation.end, reservation.team, reservation.id))
+        self._unit = np.array([s.unit for s in self.fixed], dtype=np.int64)
+        self._start = np.array([s.start for s in self.fixed], dtype=np.int64)
+        self._end = np.array([s.end for s in self.fixed], dtype=np.int64)
         unbound = [r for r in mine if not r.units]
-        best: tuple[int, list[Stretch], dict[int, list[int]]] | None = None
+        best: dict[int, list[int]] | None = None
         for order in (
             unbound,
             sorted(unbound, key=lambda r: (r.start, r.id)),
             sorted(unbound, key=lambda r: (-r.ask.total_units, r.start, r.id)),
         ):
-            attempt = self._assign(order)
-            if best is None or attempt[0] < best[0]:
-                best = attempt
-            if best[0] == 0:
+            self._assign(order)
+            if best is None or len(self.witness) > len(best):
+                best = self.witness
+            if len(best) == len(unbound):
                 break
-        if best is not None:
-            self.fixed, self.witness = best[1], best[2]
-        self._index()
+        self.witness = best or {}
+        for reservation in unbound:
+            for unit in self.witness.get(reservation.id, ()):
+                self.fixed.append(Stretch(unit, reservation.start, reservation.end, reservation.team, reservation.id))
 
-    def _assign(self, order: list[Reservation]) -> tuple[int, list[Stretch], dict[int, list[int]]]:
-        kept, self.fixed = self.fixed, list(self.fixed)
-        witness: dict[int, list[int]] = {}
+    def _assign(self, order: list[Reservation]) -> None:
+        """Give each reservation its witness units in turn, as far as there are any."""
+        self.witness = {}
+        soonest = self.board.now + lead_seconds(self.board)
         for reservation in order:
-            self._index()
             # When its start is nearer than notice and grace, what could be free by then is the best there is.
-            start = max(reservation.start, self.board.now + lead_seconds(self.board))
-            units = self.find(reservation.ask, min(start, reservation.end - 1), reservation.end, reservation.id)
+            start = min(max(reservation.start, soonest), reservation.end - 1)
+            units = self.find(reservation.ask, start, reservation.end, reservation.id)
             if units is not None:
-                witness[reservation.id] = units
-                self.fixed += [
-                    Stretch(u, reservation.start, reservation.end, reservation.team, reservation.id) for u in units
-                ]
-        found, self.fixed = self.fixed, kept
-        return len(order) - len(witness), found, witness
-
-    def _index(self) -> None:
-        self._unit = np.array([s.unit for s in self.fixed], dtype=np.int64)
-        self._start = np.array([s.start for s in self.fixed], dtype=np.int64)
-        self._end = np.array([s.end for s in self.fixed], dtype=np.int64)
+                self.witness[reservation.id] = units
 
     def open_units(self, start: int, end: int) -> Mask:
         """Units that nothing promised touches in ``[start, end)``, on hosts that are open."""
-        mask = self.in_service()
+        mask = self.board.in_service.copy()
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
+        for promised, units in self.witness.items():
+            reservation = self.board.reservation_by_id[promised]
+            if reservation.start < end and reservation.end > start:
+                mask[units] = False
         return mask
-
-    def in_service(self) -> Mask:
-        """Well units of hosts that take work; a maintenance window that is on now is a stretch like any other."""
-        board = self.board
-        accepts = np.array([h.accepts for h in board.hosts], dtype=np.bool_)
-        well = np.array([u.well for u in board.units], dtype=np.bool_)
-        return well & accepts[board.host_of] if len(well) else well
 
     def find(self, ask: Ask, start: int, end: int, reservation: int | None = None) -> list[int] | None:
         """Units that could serve an ask for all of ``[start, end)``, those whose present holders lose least first."""
@@ -166,34 +157,54 @@ class Promises:
         return cost
 
 
-def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Like ``fit.choose``, by what taking each unit would cost, then tightest, then the lower host. CPU and memory are
-    checked against the whole host: who holds them now may be gone by then."""
-    counts = fit.host_counts(board, kind, mask)
-    hosts = np.flatnonzero((counts >= ask.units) & board.label_mask(ask.labels))
-    found: list[tuple[int, int, int, list[int]]] = []
-    for host in (int(h) for h in hosts):
-        whole = board.hosts[host]
-        if 0 < whole.cpu_milli < ask.cpu_milli or 0 < whole.memory_mib < ask.memory_mib:
-            continue
-        units = _cheapest_on_host(board, ask, kind, host, mask, cost)
-        if units is not None:
-            found.append((int(cost[units].sum()), int(counts[host]), host, units))
-    if len(found) < ask.hosts:
-        return None
-    found.sort()
-    return [unit for _, _, _, units in found[: ask.hosts] for unit in units]
+def roomy_hosts(board: Board, ask: Ask) -> Mask:
+    """Hosts with the labels, and with the CPU and memory when nobody else is there: who has them now may be gone then."""
+    beside = both(board.cpu_whole >= ask.cpu_milli, board.memory_whole >= ask.memory_mib)
+    return both(board.label_mask(ask.labels), beside)
 
 
-def _cheapest_on_host(board: Board, ask: Ask, kind: int, host: int, mask: Mask, cost: Ints) -> list[int] | None:
-    first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-    units = [first + int(i) for i in np.flatnonzero(mask[first:last] & (board.kind[first:last] == kind))]
-    sets = [units]
+def fits_empty(board: Board, ask: Ask, kind: int, mask: Mask) -> bool:
+    """Would an ask fit if it had all these units to itself?"""
     if ask.nvlink:
-        groups = sorted({g for u in units if (g := board.units[u].nvlink_group) is not None})
-        sets = [[u for u in units if board.units[u].nvlink_group == g] for g in groups]
-    picks = [sorted(s, key=lambda u: (int(cost[u]), u))[: ask.units] for s in sets if len(s) >= ask.units]
-    return min(picks, key=lambda pick: (int(cost[pick].sum()), pick), default=None)
+        return cheapest_units(board, ask, kind, mask, np.zeros(len(board.units), dtype=np.int64)) is not None
+    return int(((fit.host_counts(board, kind, mask) >= ask.units) & roomy_hosts(board, ask)).sum()) >= ask.hosts
+
+
+def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
+    """Like ``fit.choose``, but by what taking each unit would cost, then tightest, then the lower host."""
+    units = np.flatnonzero(mask & (board.kind == kind))
+    if ask.nvlink:
+        units = _cheapest_groups(board, ask, units, cost)
+    hosts = board.host_of[units]
+    order = np.lexsort((units, cost[units], hosts))
+    units, hosts = units[order], hosts[order]
+    counts = np.bincount(hosts, minlength=len(board.hosts))
+    suitable = (counts >= ask.units) & roomy_hosts(board, ask)
+    if int(suitable.sum()) < ask.hosts:
+        return None
+    place_on_host = np.arange(len(units)) - np.searchsorted(hosts, hosts)
+    taken = (place_on_host < ask.units) & suitable[hosts]
+    host_cost = np.zeros(len(board.hosts), dtype=np.int64)
+    np.add.at(host_cost, hosts[taken], cost[units[taken]])
+    candidates = np.flatnonzero(suitable)
+    best = candidates[np.lexsort((candidates, counts[candidates], host_cost[candidates]))[: ask.hosts]]
+    return [int(u) for u in units[taken & np.isin(hosts, best)]]
+
+
+def _cheapest_groups(board: Board, ask: Ask, units: Ints, cost: Ints) -> Ints:
+    """Of each host's units only those of the one NVLink group that would serve an ask most cheaply."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for unit in (int(u) for u in units):
+        group = board.units[unit].nvlink_group
+        if group is not None:
+            groups.setdefault((int(board.host_of[unit]), group), []).append(unit)
+    best: dict[int, tuple[int, list[int]]] = {}
+    for (host, _), members in sorted(groups.items()):
+        if len(members) >= ask.units:
+            price = sum(sorted(int(cost[u]) for u in members)[: ask.units])
+            if host not in best or price < best[host][0]:
+                best[host] = price, members
+    return np.array(sorted(u for _, members in best.values() for u in members), dtype=np.int64)
 
 
 # -- reservations asked for ---------------------------------------------------------------------------------------
@@ -207,7 +218,7 @@ def guarantees_left(promises: Promises, team: int, model: str, need: int, start:
     """
     board = promises.board
     own_guarantee = board.ledger.guarantee(team, model)
-    capacity = int(board.slots[promises.in_service() & _of_model(board, model)].sum())
+    capacity = int(board.slots[board.in_service & _of_model(board, model)].sum())
     stretches = [
         s
         for s in promises.fixed
@@ -273,8 +284,7 @@ def never_fits(board: Board, ask: Ask, team: int) -> tuple[str, Numbers] | None:
             profile=ask.profile,
         )
     everything = np.ones(len(board.units), dtype=np.bool_)
-    nothing = np.zeros(len(board.units), dtype=np.int64)
-    if all(cheapest_units(board, ask, kind, everything, nothing) is None for kind in kinds):
+    if not any(fits_empty(board, ask, kind, everything) for kind in kinds):
         largest = max(int(fit.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
         hosts = int(board.label_mask(ask.labels).sum())
         return Code.TOO_BIG_FOR_ANY_HOST, numbers(
