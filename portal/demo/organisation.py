@@ -60,9 +60,9 @@ PROJECTS = (
 )
 # team, model, guaranteed GPUs, GPUs it may borrow
 QUOTAS = (
-    ("imaging", H100, 4, 12),
-    ("folding", H100, 8, 8),
-    ("climate", H100, 2, 6),
+    ("imaging", H100, 8, 8),
+    ("folding", H100, 6, 8),
+    ("climate", H100, 2, 10),
     ("imaging", A100, 3, 5),
     ("folding", A100, 2, 4),
     ("climate", A100, 2, 4),

@@ -183,7 +183,7 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        words = f"end is {end.isoformat()}; allowed: after {earliest.isoformat()} and before its end now, {reservation.end.isoformat()}."
+        words = f"end is {_said(end)}; allowed: after {_said(earliest)} and before its end now, {_said(reservation.end)}."
         checks.note("end", end.isoformat(), words)
     checks.done()
     with transaction.atomic():

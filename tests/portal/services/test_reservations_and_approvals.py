@@ -61,12 +61,14 @@ def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
 
 def test_what_would_use_the_guarantees_of_others_waits_for_an_operator_who_allows_it(world: World) -> None:
     first, second = reserve(world, units=4), reserve(world, units=4)
-    third = reserve(world, units=2)
-    assert isinstance(first, Reservation) and isinstance(second, Reservation) and isinstance(third, Submission)
-    with pytest.raises(Conflict, match="guarantee"):
-        approvals.approve_submission(actor=world.operator, submission=third, now=world.now)
-    changes = {"may_exceed_guarantee": True}
-    approvals.approve_submission(actor=world.operator, submission=third, now=world.now, changes=changes)
+    assert isinstance(first, Reservation) and isinstance(second, Reservation)
+    # Guarantees of others are 6 of 16: two more still leave them whole, four more would not.
+    with pytest.raises(Conflict) as refused:
+        reserve(world, units=4)
+    assert refused.value.code == "window_eats_guarantees"
+    third = reserve(world, units=4, may_exceed_guarantee=True)
+    assert isinstance(third, Submission)
+    approvals.approve_submission(actor=world.operator, submission=third, now=world.now)
     assert Reservation.objects.filter(may_exceed_guarantee=True).count() == 1
 
 
