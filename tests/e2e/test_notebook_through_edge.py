@@ -1,0 +1,138 @@
+"""A notebook as a browser meets it: real engine, edge, agent, JupyterLab and kernel, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from django.utils import timezone
+
+from benchmarks._jupyter import Jupyter, NoAnswer
+from benchmarks._pool import Pool, running_pool
+from portal.services import hosts, workloads
+from scheduler.models import Allocation, Host, Run, Workload
+from scheduler.states import LeaseState, RunState, WorkloadState
+from tests.portal.edge.conftest import free_port, rows
+from tests.scheduler.conftest import test_database_url as database_url
+from tests.world import H100, World, build_world, give_quota
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("notebook"), pytest.mark.django_db(transaction=True)]
+MODEL = f"2x{H100}"
+
+
+@pytest.fixture
+def live_world(transactional_db: None) -> World:
+    world = build_world(timezone.now())
+    Host.objects.update(lease_state=LeaseState.SILENT)  # only the host of this test is there
+    return world
+
+
+@pytest.fixture
+def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[Pool]:
+    """A host named e2e with two GPUs, whose agent has joined by its token."""
+    port = free_port()
+    settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
+    settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
+    _, token = hosts.add_host(actor=live_world.operator, pool=live_world.shared, name="e2e", now=timezone.now())
+    environment = {
+        "DATABASE_URL": database_url(),
+        "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL,
+        "GPUPOOL_NOTEBOOK_DOMAIN": settings.GPUPOOL_NOTEBOOK_DOMAIN,
+    }
+    with running_pool(tmp_path, environment) as running:
+        running.start_agent("e2e", token, MODEL)
+        running.wait("agent-e2e", lambda: Host.objects.get(name="e2e").lease_state == LeaseState.ALIVE)
+        yield running
+
+
+async def until(true: Callable[[], bool], pool: Pool, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not await rows(true):
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"--- {name}\n{pool.log(name)[-3000:]}" for name in pool.processes)
+            raise AssertionError(f"it did not happen within {seconds} s\n{logs}")
+        await asyncio.sleep(0.05)
+
+
+async def launch(world: World, pool: Pool) -> Run:
+    """A notebook of a member of team vision that answers."""
+    member = world.vision
+    workload = await rows(
+        workloads.launch_notebook, actor=member.member, project=member.project, pool=world.shared, now=timezone.now(),
+        name="first light", units=1, models=[H100], max_runtime_seconds=3600, type="interactive",
+    )  # fmt: skip
+    await until(lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), pool, 90)
+    return await rows(Run.objects.select_related("workload").get, workload=workload)
+
+
+def opened(run: Run) -> str:
+    return workloads.open_workspace(
+        actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), session_key="", now=timezone.now()
+    )
+
+
+async def enter(session: aiohttp.ClientSession, run: Run) -> Jupyter:
+    """Through the one-time link, as a browser that resolves *.localhost by itself."""
+    link = urlsplit(await rows(opened, run))
+    headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}"}
+    jupyter = Jupyter(session, f"http://127.0.0.1:{link.port}", headers)
+    status, _ = await jupyter.ask("GET", f"{link.path}?{link.query}")
+    assert status == 303
+    status, page = await jupyter.ask("GET", "/lab", Accept="text/html")
+    assert status == 200, page[:500]
+    assert "jupyter-config-data" in page
+    assert "_xsrf" in jupyter.cookies
+    return jupyter
+
+
+def stop(run: Run) -> None:
+    workloads.cancel_workload(actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), now=timezone.now())
+
+
+async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: World, pool: Pool) -> None:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        run = await launch(live_world, pool)
+        jupyter = await enter(session, run)
+        kernel = await jupyter.start_kernel()
+        assert await jupyter.run(kernel, "print(6*7)") == "42\n"
+
+        held = await rows(lambda: Allocation.objects.select_related("unit").get(run=run).unit.uuid)
+        assert await jupyter.run(kernel, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])") == held + "\n"
+        environment = json.loads(await jupyter.run(kernel, "import json; print(json.dumps(dict(os.environ)))"))
+        from scheduler.agent_api import workspace_secret
+
+        secret = workspace_secret(run.public_id)
+        assert not [name for name, value in environment.items() if secret in value or "DATABASE" in name]
+
+        assert "forty-two" in await jupyter.type_into_terminal("echo forty-$(printf two)", "forty-two")
+        await jupyter.run(kernel, "open('kept.txt', 'w').write('from the first notebook')")
+
+        # without the edge's session, and without the page's XSRF token, nothing is done
+        bare = Jupyter(session, jupyter.url, jupyter.headers)
+        assert (await bare.ask("GET", "/api/kernels"))[0] == 403
+        without_xsrf = Jupyter(session, jupyter.url, jupyter.headers, {"__Host-gpupool": jupyter.cookies["__Host-gpupool"]})
+        assert (await without_xsrf.ask("POST", "/api/kernels", {"name": "python3"}))[0] == 403
+
+        socket = await jupyter.socket(f"/api/kernels/{kernel}/channels")
+        await rows(stop, run)
+        async with asyncio.timeout(1):
+            while (await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+        assert socket.close_code == 4401
+        status, text = await jupyter.ask("GET", "/lab", Accept="text/html")
+        assert (status, "This notebook has ended" in text) == (410, True)
+        await until(lambda: Run.objects.get(pk=run.pk).state == RunState.ENDED, pool)
+        await until(lambda: Workload.objects.get(pk=run.workload_id).state == WorkloadState.ENDED, pool, 10)
+
+        second = await launch(live_world, pool)
+        again = await enter(session, second)
+        assert await again.run(await again.start_kernel(), "print(open('kept.txt').read())") == "from the first notebook\n"
+        with pytest.raises(NoAnswer):  # the first one's cookie opens nothing of the second
+            await Jupyter(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
