@@ -1,0 +1,313 @@
+"""One race per promise. Each is first won by its guard, and then lost with the guard taken away: so the guard is what holds it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from scheduler import apply as applying
+from scheduler import engine, leadership, locks, services, snapshot
+from scheduler.apply import StaleEpoch, apply
+from scheduler.core.model import SLOTS_PER_GPU, Placement, Plan
+from scheduler.core.planner import plan
+from scheduler.models import Allocation, BoundUnit, Quota, Reservation, Run, Workload
+from scheduler.services import quotas, reservations
+from scheduler.states import IllegalTransition, WorkloadState, change_state
+from tests.concurrency.conftest import Meeting, race
+from tests.fakes import FakeAgent
+from tests.world import H100, World, units_of
+
+HOUR = dt.timedelta(hours=1)
+SECOND = dt.timedelta(seconds=1)
+
+
+def job(world: World, units: int = 1, **also: Any) -> Workload:
+    given: dict[str, Any] = {
+        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
+        "owner": world.vision.member, "units": units, "models_wanted": [H100], "max_runtime_seconds": 3600,
+        "preemptible": True, "command": "true", "now": world.now, **also,
+    }  # fmt: skip
+    return services.queue_workload(**given)
+
+
+def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
+    taken = snapshot.take(None, at or world.now)
+    return plan(taken, snapshot.seconds(at or world.now)), taken
+
+
+# -- 1. a slot is held by at most one allocation at any instant -----------------------------------------------------------
+
+
+def hold(world: World, workload: Workload, generation: int) -> Allocation:
+    """An allocation of the first unit of alpha, written past every check of the program."""
+    unit = units_of(world.hosts["alpha"])[0]
+    run = Run.objects.create(
+        workload=workload, attempt=1, host=world.hosts["alpha"], generation=generation, placed_at=world.now
+    )
+    return Allocation.objects.create(
+        run=run, workload=workload, project=workload.project, unit=unit, slots=unit.slots,
+        period=DateTimeTZRange(world.now, None),
+    )  # fmt: skip
+
+
+def test_two_cannot_hold_one_slot_and_only_the_constraint_keeps_them_apart(world: World) -> None:
+    first, second = job(world), job(world)
+    hold(world, first, 1)
+    with pytest.raises(IntegrityError, match="a_slot_is_held_once_at_any_instant"), transaction.atomic():
+        hold(world, second, 2)
+    with transaction.atomic():
+        _as_owner("ALTER TABLE scheduler_allocation DROP CONSTRAINT a_slot_is_held_once_at_any_instant")
+        hold(world, second, 2)
+        assert Allocation.objects.count() == 2
+        transaction.set_rollback(True)
+
+
+def test_two_engines_with_one_epoch_start_nothing_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the fence failed, the checks under lock and the constraint would hold."""
+    for _ in range(6):
+        job(world, units=4)
+    answer, taken = planned(world)
+    assert answer.placements
+    applied = race([lambda: apply(answer, taken, world.now)] * 2)
+    assert not [a for a in applied if isinstance(a, Exception)]
+    assert sum(len(a.accepted) for a in applied) == len(answer.placements)  # type: ignore[union-attr]
+    held = list(Allocation.objects.values_list("unit_id", flat=True))
+    assert len(held) == len(set(held)) == 16
+
+
+# -- 2. a gang starts on all its GPUs or on none --------------------------------------------------------------------------
+
+
+def test_a_gang_of_which_one_gpu_was_taken_meanwhile_starts_nowhere(world: World) -> None:
+    gang = job(world, units=8, hosts=2, preemptible=True, max_runtime_seconds=600)
+    other = job(world)
+    Quota.objects.filter(team=world.vision.team).update(guaranteed_slots=16 * SLOTS_PER_GPU)
+    answer, taken = planned(world)
+    mine = [p for p in answer.placements if p.workload == gang.pk]
+    assert len(mine) == 1 and len(mine[0].units) == 16
+    hold(world, other, 1)
+    applied = apply(Plan(answer.epoch, placements=tuple(mine)), taken, world.now)
+    assert len(applied.rejected) == 1
+    gang.refresh_from_db()
+    assert gang.state == "queued"
+    assert not Run.objects.filter(workload=gang).exists() and not Allocation.objects.filter(workload=gang).exists()
+
+
+def test_a_plan_is_accepted_in_part(world: World) -> None:
+    taken_meanwhile, fine = job(world), job(world)
+    answer, taken = planned(world)
+    services.cancel_workload(taken_meanwhile, now=world.now)
+    applied = apply(answer, taken, world.now)
+    assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [fine.pk]
+    assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [taken_meanwhile.pk]
+
+
+def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_check_under_lock(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(world)
+    answer, taken = planned(world)
+    for name in ("alpha", "beta"):
+        services.cordon_host(world.hosts[name], reason="fan", now=world.now)
+    assert apply(answer, taken, world.now).accepted == []
+    monkeypatch.setattr(applying, "accepts", lambda host: True)
+    assert len(apply(answer, taken, world.now).accepted) == 1
+
+
+# -- the leader's epoch ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert leadership.lead("first", world.now) is not None
+    workload = job(world)
+    answer, taken = planned(world)
+    assert leadership.lead("second", world.now + SECOND) is None
+    assert leadership.lead("second", world.now + 6 * SECOND) == answer.epoch + 1
+    with pytest.raises(StaleEpoch):
+        apply(answer, taken, world.now + 7 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "queued" and not Run.objects.exists()
+
+    real = locks.leader
+
+    def unfenced() -> Any:
+        row = real()
+        row.epoch = answer.epoch
+        return row
+
+    monkeypatch.setattr(locks, "leader", unfenced)
+    assert len(apply(answer, taken, world.now + 7 * SECOND).accepted) == 1
+
+
+def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
+    answers = race([lambda name=f"engine {n}": leadership.lead(name, world.now) for n in range(4)])  # type: ignore[misc]
+    assert sorted(a is not None for a in answers) == [False, False, False, True]
+
+
+# -- promises under the pool's lock ---------------------------------------------------------------------------------------
+
+
+def all_of_the_h100s(world: World) -> Callable[[], Any]:
+    def confirm() -> Any:
+        return services.confirm_reservation(
+            owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="all of it", units=8, hosts=2,
+            models_wanted=[H100], start=world.now + 24 * HOUR, end=world.now + 32 * HOUR, may_exceed_guarantee=True,
+            now=world.now,
+        )  # fmt: skip
+
+    return confirm
+
+
+def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    real, meeting = getattr(module, name), Meeting(2)
+
+    def check_then_meet(**given: Any) -> Any:
+        answer = real(**given)
+        meeting.wait()
+        return answer
+
+    monkeypatch.setattr(module, name, check_then_meet)
+
+
+def test_one_window_is_promised_once_and_only_the_pools_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet_after_the_check(monkeypatch, reservations, "check_window")
+    answers = race([all_of_the_h100s(world)] * 2)
+    assert sorted(a[1].fits for a in answers) == [False, True]  # type: ignore[index]
+    assert Reservation.objects.count() == 1
+    Reservation.objects.all().delete()
+
+    monkeypatch.setattr(locks, "pools", lambda ids: {})
+    meet_after_the_check(monkeypatch, reservations, "check_window")
+    race([all_of_the_h100s(world)] * 2)
+    assert Reservation.objects.count() == 2, "without the lock both are promised the same GPUs"
+
+
+def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_to_nine(team: Any) -> Callable[[], bool]:
+        def change() -> bool:
+            return services.change_quota(
+                team=team, pool=world.shared, model=H100, guaranteed_slots=9 * SLOTS_PER_GPU, borrow_limit_slots=None,
+                now=world.now,
+            )  # fmt: skip
+
+        return change
+
+    def reset() -> None:
+        Quota.objects.filter(model=H100).update(guaranteed_slots=2 * SLOTS_PER_GPU)
+
+    both = [raise_to_nine(world.vision.team), raise_to_nine(world.language.team)]
+    reset()
+    meet_after_the_check(monkeypatch, quotas, "guarantee_room")
+    assert sorted(race(both)) == [False, True]  # type: ignore[type-var]
+    reset()
+    monkeypatch.setattr(locks, "pools", lambda ids: {})
+    meet_after_the_check(monkeypatch, quotas, "guarantee_room")
+    assert race(both) == [True, True], "without the lock 18 of 16 GPUs are guaranteed"
+
+
+# -- states ---------------------------------------------------------------------------------------------------------------
+
+
+def test_of_many_that_change_one_state_exactly_one_does(world: World) -> None:
+    workload = job(world)
+
+    def end() -> bool:
+        mine = Workload.objects.get(pk=workload.pk)
+        return change_state(mine, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, outcome="cancelled")
+
+    assert sorted(race([end] * 6)) == [False] * 5 + [True]  # type: ignore[type-var]
+    with pytest.raises(IllegalTransition):
+        change_state(workload, "state", old=WorkloadState.ENDED, new=WorkloadState.QUEUED)
+
+
+def test_a_cancel_and_a_start_at_once_leave_no_unit_behind(world: World) -> None:
+    for _ in range(5):
+        workload = job(world)
+        race([lambda w=workload: services.cancel_workload(w, now=world.now), lambda: engine.cycle("e", world.now)])  # type: ignore[misc,list-item]
+        workload.refresh_from_db()
+        assert workload.state in ("ended", "stopping")
+        for name in ("alpha", "beta"):
+            agent = FakeAgent.of(world.hosts[name])
+            for step in (1, 2):
+                agent.sync(world.now + step * SECOND)
+        workload.refresh_from_db()
+        assert (workload.state, workload.outcome) == ("ended", "cancelled")
+        assert not Allocation.objects.filter(period__upper_inf=True).exists()
+
+
+def test_a_join_token_is_spent_once(world: World) -> None:
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+
+    def redeem(instance: str) -> Callable[[], Any]:
+        return lambda: services.redeem_join_token(
+            token=token, host_name="alpha", instance=instance, boot_id="b", now=world.now
+        )
+
+    answers = race([redeem(f"agent {n}") for n in range(4)])
+    refused = [a for a in answers if isinstance(a, services.Refused)]
+    assert len(refused) == 3 and {r.code for r in refused} == {"join_token_spent"}
+
+
+# -- guards of the database -----------------------------------------------------------------------------------------------
+
+
+def test_a_closed_allocation_never_changes_and_only_the_trigger_sees_to_it(world: World) -> None:
+    held = hold(world, job(world), 1)
+    row = Allocation.objects.filter(pk=held.pk)
+    row.update(period=DateTimeTZRange(world.now, world.now + HOUR))
+    for change in (
+        lambda: row.update(period=DateTimeTZRange(world.now, world.now + 2 * HOUR)),
+        lambda: row.update(end_code="finished"),
+        lambda: row.delete(),
+    ):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            change()
+    with transaction.atomic():
+        _as_owner("ALTER TABLE scheduler_allocation DISABLE TRIGGER allocations_are_history")
+        assert row.update(period=DateTimeTZRange(world.now, world.now + 2 * HOUR)) == 1
+        transaction.set_rollback(True)
+
+
+def test_no_stranger_gets_bound_slots_and_only_the_trigger_sees_to_it(world: World) -> None:
+    reservation, _ = all_of_the_h100s(world)()
+    unit = units_of(world.hosts["alpha"])[0]
+    stranger = job(world, project=world.language.project, owner=world.language.member)
+    BoundUnit.objects.create(
+        reservation=reservation, unit=unit, slots=unit.slots, period=DateTimeTZRange(world.now, world.now + HOUR)
+    )
+    with pytest.raises(IntegrityError, match="bound to another reservation"), transaction.atomic():
+        hold(world, stranger, 1)
+    with transaction.atomic():
+        _as_owner("ALTER TABLE scheduler_allocation DISABLE TRIGGER no_stranger_on_bound_slots")
+        hold(world, stranger, 1)
+        transaction.set_rollback(True)
+
+
+def test_only_free_slots_are_bound_and_only_the_trigger_sees_to_it(world: World) -> None:
+    reservation, _ = all_of_the_h100s(world)()
+    held = hold(world, job(world), 1)
+    period = DateTimeTZRange(world.now, world.now + HOUR)
+    with pytest.raises(IntegrityError, match="held by work outside"), transaction.atomic():
+        BoundUnit.objects.create(reservation=reservation, unit=held.unit, slots=held.slots, period=period)
+    with transaction.atomic():
+        _as_owner("ALTER TABLE scheduler_boundunit DISABLE TRIGGER bind_only_free_slots")
+        BoundUnit.objects.create(reservation=reservation, unit=held.unit, slots=held.slots, period=period)
+        transaction.set_rollback(True)
+
+
+def _as_owner(statement: str) -> None:
+    """In the present transaction, with the rights of the tables' owner."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE NONE")
+        cursor.execute(statement)
