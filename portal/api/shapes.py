@@ -476,6 +476,9 @@ class ReservationWish(_AskWish):
     hosts = count_field(1, required=False)
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
+    may_exceed_guarantee = serializers.BooleanField(
+        required=False, help_text="ask an operator to let it use what other teams are guaranteed"
+    )
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
@@ -484,6 +487,7 @@ class WindowWish(_AskWish):
     hosts = count_field(1, required=False)
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
+    may_exceed_guarantee = serializers.BooleanField(required=False)
 
 
 class WindowShape(Ser):

@@ -249,10 +249,7 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
 
 def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     wish = _wish_of(submission, payload, now)
-    may_exceed = payload.get("may_exceed_guarantee", False)
-    if not isinstance(may_exceed, bool):
-        raise Invalid({"may_exceed_guarantee": f"may_exceed_guarantee is {may_exceed!a:.60}; allowed: true or false."})
-    reservation = reservations.confirm(submission.author, wish, may_exceed_guarantee=may_exceed, now=now)
+    reservation = reservations.confirm(submission.author, wish, now)
     Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
     submission.reservation = reservation
 
@@ -315,9 +312,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
             "evicted": [],
             "overlapping": [],
         }
-    answer = engine.check_window(
-        now=now, **wish.columns, may_exceed_guarantee=bool(payload.get("may_exceed_guarantee", False))
-    )
+    answer = engine.check_window(now=now, **wish.columns)
     overlapping = Reservation.objects.filter(
         pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active")
     )
@@ -348,6 +343,7 @@ def _wish_of(submission: Submission, payload: dict[str, Any], now: datetime) -> 
         _moment(payload["end"]),
         now,
         hosts=payload.get("hosts", 1),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
     )
 
 

@@ -34,6 +34,7 @@ class Wish:
     ask: AskFields
     start: datetime
     end: datetime
+    may_exceed_guarantee: bool = False  # an operator is asked to let it use what other teams are guaranteed
 
     @property
     def gpus(self) -> float:
@@ -42,8 +43,8 @@ class Wish:
 
     @property
     def needs_approval(self) -> bool:
-        """Whether it is above what the pool confirms at once."""
-        return self.gpus > self.pool.approval_above_gpus
+        """Whether an operator has to agree: above what the pool confirms at once, or into the guarantees of others."""
+        return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -59,6 +60,8 @@ class Wish:
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
             "gpus": self.gpus,
+            # Asked is not allowed: the approver says so, by changing may_exceed_guarantee.
+            "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
 
     @property
@@ -70,6 +73,7 @@ class Wish:
             "name": self.name,
             "start": self.start,
             "end": self.end,
+            "may_exceed_guarantee": self.may_exceed_guarantee,
             **self.ask.columns,
         }
 
@@ -98,13 +102,16 @@ def request_reservation(
     Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why)
+    wish = checked_wish(
+        project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+    )  # fmt: skip
     why = why.strip()
-    if wish.needs_approval or may_exceed_guarantee:
-        refuse_unless_it_fits(engine.check_window(now=now, may_exceed_guarantee=may_exceed_guarantee, **wish.columns), wish)
+    if wish.needs_approval:
+        refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
         return _submit(actor, wish, why, now, via)
     with transaction.atomic():
-        reservation = confirm(actor, wish, may_exceed_guarantee=False, now=now)
+        reservation = confirm(actor, wish, now)
         audit.record(
             actor=actor, via=via, now=now, verb="request_reservation", target=reservation, why=why,
             after=audit.facts(reservation, *TOLD),
@@ -124,6 +131,7 @@ def preview_reservation(
     hosts: int = 1,
     models: list[str] | None = None,
     profile: str = "",
+    may_exceed_guarantee: bool = False,
     name: str = "preview",
     via: str = "web",
 ) -> dict[str, Any]:
@@ -134,7 +142,19 @@ def preview_reservation(
     ``currency``, and ``warnings`` (sentences that don't block). Raises Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_wish(project, pool, name, units, models, profile, start, end, now, hosts=hosts)
+    wish = checked_wish(
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        now,
+        hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+    )
     answer = engine.check_window(now=now, **wish.columns)
     price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
     hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
@@ -183,7 +203,9 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        words = f"end is {_said(end)}; allowed: after {_said(earliest)} and before its end now, {_said(reservation.end)}."
+        words = (
+            f"end is {_said(end)}; allowed: after {_said(earliest)} and before its end now, {_said(reservation.end)}."
+        )
         checks.note("end", end.isoformat(), words)
     checks.done()
     with transaction.atomic():
@@ -213,6 +235,7 @@ def checked_wish(
     now: datetime,
     hosts: Any = 1,
     why: Any = "",
+    may_exceed_guarantee: Any = False,
 ) -> Wish:
     """Check every field of a reservation, or raise Invalid with all the problems."""
     checks = Checks()
@@ -221,18 +244,17 @@ def checked_wish(
     ask = check_ask(checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile)
     name = checks.text("name", name)
     checks.text("why", why, least=0, most=1000, lines=True)
+    exceed = checks.flag("may_exceed_guarantee", may_exceed_guarantee)
     first, last = checks.moment("start", start), checks.moment("end", end)
     if not {"start", "end"} & checks.problems.keys():
         _check_window(checks, pool, first, last, now)
     checks.done()
-    return Wish(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0))
+    return Wish(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed)
 
 
-def confirm(owner: User, wish: Wish, *, may_exceed_guarantee: bool, now: datetime) -> Reservation:
+def confirm(owner: User, wish: Wish, now: datetime) -> Reservation:
     """Promise it, judged under the pool's lock. Raises Conflict with the reason and the first windows that fit."""
-    reservation, answer = engine.confirm_reservation(
-        owner=owner, may_exceed_guarantee=may_exceed_guarantee, now=now, **wish.columns
-    )
+    reservation, answer = engine.confirm_reservation(owner=owner, now=now, **wish.columns)
     refuse_unless_it_fits(answer, wish)
     if reservation is None:
         raise Conflict(f"{wish.name} was not confirmed.")

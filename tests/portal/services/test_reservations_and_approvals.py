@@ -59,19 +59,6 @@ def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
     assert not Reservation.objects.exists()
 
 
-def test_what_would_use_the_guarantees_of_others_waits_for_an_operator_who_allows_it(world: World) -> None:
-    first, second = reserve(world, units=4), reserve(world, units=4)
-    assert isinstance(first, Reservation) and isinstance(second, Reservation)
-    # Guarantees of others are 6 of 16: two more still leave them whole, four more would not.
-    with pytest.raises(Conflict) as refused:
-        reserve(world, units=4)
-    assert refused.value.code == "window_eats_guarantees"
-    third = reserve(world, units=4, may_exceed_guarantee=True)
-    assert isinstance(third, Submission)
-    approvals.approve_submission(actor=world.operator, submission=third, now=world.now)
-    assert Reservation.objects.filter(may_exceed_guarantee=True).count() == 1
-
-
 def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
@@ -97,7 +84,7 @@ def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(wo
 
 
 def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: World) -> None:
-    large = reserve(world, units=8, hosts=2)
+    large = reserve(world, units=8, hosts=2, may_exceed_guarantee=True)
     assert isinstance(large, Submission)
     changes = {"may_exceed_guarantee": True}
     approvals.approve_submission(actor=world.operator, submission=large, now=world.now, changes=changes)
@@ -265,5 +252,7 @@ def test_what_would_use_the_guarantees_of_others_is_refused_unless_an_operator_i
     assert isinstance(asked, Submission)
     with pytest.raises(Conflict):
         approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
-    approvals.approve_submission(actor=world.operator, submission=asked, changes={"may_exceed_guarantee": True}, now=world.now)
+    approvals.approve_submission(
+        actor=world.operator, submission=asked, changes={"may_exceed_guarantee": True}, now=world.now
+    )
     assert Reservation.objects.get().may_exceed_guarantee
