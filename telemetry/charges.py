@@ -8,7 +8,7 @@ before is corrected by reversals and new lines. It may run twice at once: a GPU'
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
@@ -43,6 +43,8 @@ from telemetry.models import (
 
 LAG = timedelta(seconds=60)  # what happened this long ago has been reported
 GPUS_AT_ONCE = 200
+STRIDE = timedelta(days=7)  # how much is read at once after a standstill
+STRIDES = 6
 REVIEWS_AT_ONCE = 500
 
 
@@ -62,15 +64,22 @@ def charge(now: datetime) -> Charged:
     done.corrections += settle_state_changes(now)
     hour = limit.replace(minute=0, second=0)
     for ids in _chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_AT_ONCE):
-        done.lines += _forward(ids, hour, limit, now)
+        for _ in range(STRIDES):
+            written = _forward(ids, hour, limit, now)
+            done.lines += written
+            if not written:
+                break
     done.corrections += settle_allocations(now)
     return done
 
 
-def charge_back(gpu_ids: Collection[int], since: datetime, now: datetime) -> int:
+def charge_back(
+    gpu_ids: Collection[int], since: datetime, now: datetime, on_day: Callable[[datetime], None] | None = None
+) -> int:
     """Charge the time from ``since`` to where these GPUs' charges begin: history that was loaded later. The lines' number.
 
-    A GPU that was never charged begins at ``since`` and is charged up to the last full hour by the next ``charge``.
+    A GPU that was never charged begins at ``since`` and is charged forward by the next ``charge``. ``on_day`` hears of each day
+    that is done, newest first.
     """
     written = 0
     begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
@@ -79,7 +88,7 @@ def charge_back(gpu_ids: Collection[int], since: datetime, now: datetime) -> int
     for until in sorted(set(begins.values())):
         ids = sorted(gpu for gpu, begin in begins.items() if begin == until)
         if since < until:
-            written += _backward(ids, whole_second(since), until, now)
+            written += _backward(ids, whole_second(since), until, now, on_day)
     return written
 
 
@@ -99,7 +108,11 @@ def _forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime)
     untils = dict(ChargedUntil.objects.filter(gpu__in=ids, until__lt=limit).values_list("gpu_id", "until"))
     if not untils:
         return 0
-    facts = load_facts(untils.keys(), min(untils.values()), limit)
+    first = min(untils.values())
+    limit = min(limit, first + STRIDE)
+    hour = min(hour, limit)
+    untils = {gpu: until for gpu, until in untils.items() if until < limit}
+    facts = load_facts(untils.keys(), first, limit)
     ends = {gpu: _charge_up_to(facts[gpu], until, hour, limit) for gpu, until in untils.items()}
     ends = {gpu: end for gpu, end in ends.items() if end > untils[gpu]}
     if not ends:
@@ -130,18 +143,20 @@ def _claim(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
         return sorted(row[0] for row in cursor.fetchall())
 
 
-def _backward(ids: Sequence[int], since: datetime, until: datetime, now: datetime) -> int:
+def _backward(
+    ids: Sequence[int], since: datetime, until: datetime, now: datetime, on_day: Callable[[datetime], None] | None
+) -> int:
     """One transaction per day, from the newest back, so that what is charged is always one stretch up to ``until``."""
     written = 0
     end = until
     while end > since:
-        start = max(
-            since, end.replace(hour=0, minute=0, second=0) if end.time() != end.min.time() else end - timedelta(days=1)
-        )
+        start = max(since, next_day(end - timedelta(seconds=1)) - timedelta(days=1))
         facts = load_facts(ids, start, end)
         with transaction.atomic():
             won = [gpu for gpu in ids if ChargedUntil.objects.filter(gpu=gpu, since=end).update(since=start) == 1]
             written += len(_write([line for gpu in won for line in _lines(facts[gpu], start, end)], now))
+        if on_day is not None:
+            on_day(start)
         end = start
     return written
 

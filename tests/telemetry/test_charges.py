@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import DatabaseError, transaction
@@ -20,15 +21,15 @@ from tests.world import H100, World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def net(field: str = "slot_seconds", **filters: object) -> dict[str, object]:
+def net(field: str = "slot_seconds", **filters: Any) -> dict[str, Any]:
     """The sum of a column by bucket; buckets that sum to nothing are left out."""
-    sums: dict[str, object] = defaultdict(int)
+    sums: dict[str, Any] = defaultdict(int)
     for line in Charge.objects.filter(**filters):
         sums[line.bucket] += getattr(line, field)
     return {bucket: total for bucket, total in sums.items() if total}
 
 
-def hours(**filters: object) -> dict[str, float]:
+def hours(**filters: Any) -> dict[str, float]:
     return {bucket: round(total / 840 / 3600, 4) for bucket, total in net(**filters).items()}
 
 
@@ -236,4 +237,4 @@ def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(r
 
 def test_a_gpu_without_a_price_is_charged_nothing_and_says_that_it_has_none(world: World) -> None:
     charge(at(10, 5))
-    assert set(Charge.objects.values_list("price", "cost", "charged")) == {(None, Decimal(0), Decimal(0))}
+    assert not Charge.objects.exclude(price=None, cost=0, charged=0).exists()

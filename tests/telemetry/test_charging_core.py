@@ -67,9 +67,8 @@ def gpu_times(draw: st.DrawFn) -> GpuTime:
         edges = sorted(set(draw(st.lists(st.integers(-100, 900), max_size=4))))
         for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False)):
             bounds.append(Bound(10 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high)))
-    changes = tuple(
-        Change(minute(at), draw(st.sampled_from(list(Condition)))) for at in sorted(draw(st.lists(st.integers(-50, 800), max_size=5)))
-    )
+    moments = sorted(draw(st.lists(st.integers(-50, 800), max_size=5)))
+    changes = tuple(Change(minute(at), draw(st.sampled_from(list(Condition)))) for at in moments)
     later = sorted(set(draw(st.lists(st.integers(1, 700), max_size=2))))
     rates = (RATE, *(Rate(minute(at), Decimal(at) / 1000, Decimal("2.5"), at) for at in later))
     return GpuTime(tuple(holds), tuple(bounds), changes, rates, draw(st.booleans()))

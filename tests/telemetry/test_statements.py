@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
-from collections.abc import Iterator
 from decimal import Decimal
 
 import pytest
@@ -25,7 +24,7 @@ AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 
 
 @pytest.fixture
-def busy_march(rates: World) -> Iterator[World]:
+def busy_march(rates: World) -> World:
     """A month with every bucket in it, at prices that do not divide."""
     world = rates
     price(H100, "2.345677", "2.999999", since=at(0, day=10))
@@ -53,7 +52,7 @@ def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march:
         assert pool.total == pool.cost
     shared = pools["Shared"]
     assert min(shared.charged, shared.uncharged, shared.idle, shared.overhead, shared.margin) > 0
-    whole_month = Decimal((dt.datetime(2026, 4, 1) - dt.datetime(2026, 3, 2, 9)).total_seconds()) / 3600
+    whole_month = Decimal((dt.datetime(2026, 4, 1, tzinfo=dt.UTC) - at(9)).total_seconds()) / 3600
     assert pools["Vision only"].cost == rounded(4 * whole_month * Decimal("1.10"), Decimal("0.000001"))
 
 

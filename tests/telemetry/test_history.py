@@ -1,0 +1,78 @@
+"""A simulated past gets use and charges by the real code, says that it is simulated, and adds up."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from telemetry import statements
+from telemetry.charges import charge
+from telemetry.history import hold_charges, load_history
+from telemetry.models import Charge, Rollup, RollupDue, Sample, SettledAllocation
+from telemetry.rollups import roll_up_due
+from tests.telemetry.rows import at, hold, workload
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+START, END = at(0, day=3), at(12, 20, day=9)
+
+
+@pytest.fixture
+def past(rates: World) -> World:
+    units = units_of(rates.hosts["alpha"])
+    teams = rates.teams
+    hold_charges(END)
+    for number in range(60):
+        work = workload(
+            rates,
+            teams[number % 3],
+            simulated=True,
+            kind="notebook" if number % 5 == 0 else "job",
+            type=("training", "interactive", "inference", "other")[number % 4],
+        )
+        start = START + dt.timedelta(hours=number * 2.5)
+        hold(work, units[number % 8], start, start + dt.timedelta(hours=5, minutes=number), end_code="finished")
+    return rates
+
+
+def load(world: World) -> list[tuple[int, int, str]]:
+    heard: list[tuple[int, int, str]] = []
+    load_history({}, start=START, end=END, now=END, progress=lambda *step: heard.append(step))
+    return heard
+
+
+def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> None:
+    heard = load(past)
+    assert [step[0] for step in heard] == sorted(step[0] for step in heard)
+    assert heard[-1][:2] == (heard[-1][1], heard[-1][1])
+    assert all(pool.holds for pool in statements.conservation(dt.date(2026, 3, 1)))
+    used = Charge.objects.filter(bucket="used")
+    assert used.count() > 50
+    assert all(line.simulated and line.covered_slot_seconds and line.used_slot_seconds is not None for line in used)
+
+
+def test_history_has_hours_and_days_that_agree_and_samples_of_the_last_day_only(past: World) -> None:
+    load(past)
+    hours = Rollup.objects.filter(resolution=3600)
+    assert hours.exists()
+    assert all(row.simulated and row.covered_seconds <= row.held_seconds for row in hours)
+    assert sum(row.held_seconds for row in hours) == pytest.approx(
+        sum(row.held_seconds for row in Rollup.objects.filter(resolution=86_400))
+    )
+    assert Sample.objects.filter(ts__lt=END - dt.timedelta(days=1)).count() == 0
+    assert Sample.objects.count() > 1000
+    roll_up_due(END + dt.timedelta(minutes=2))
+    assert Rollup.objects.filter(resolution=60).exists()
+    assert not RollupDue.objects.filter(resolution=60).exists()
+
+
+def test_loading_history_again_changes_nothing_and_charging_goes_on_from_its_end(past: World) -> None:
+    load(past)
+    before = (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count())
+    load(past)
+    assert (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count()) == before
+    charge(END + dt.timedelta(hours=2))
+    assert all(pool.holds for pool in statements.conservation(dt.date(2026, 3, 1)))
+    assert not Charge.objects.filter(reversal=True).exists()
+    assert SettledAllocation.objects.count() == 60
