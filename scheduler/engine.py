@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from datetime import datetime
 
 from scheduler import leadership, nudge, snapshot
@@ -27,8 +28,12 @@ def holder() -> str:
     return _names[pid]
 
 
-def cycle(name: str, now: datetime) -> Applied | None:
-    """Decide about everything that waits. None when another engine leads, or has taken over meanwhile."""
+def cycle(name: str, now: datetime, clock: Callable[[], datetime] | None = None) -> Applied | None:
+    """Decide about everything that waits. None when another engine leads, or has taken over meanwhile.
+
+    ``clock`` is asked again before the plan is applied: a unit given back after ``now`` and before the snapshot must not be
+    held from ``now`` on. Without it everything happens at ``now``.
+    """
     nudge.cycle_begins()
     epoch = leadership.lead(name, now)
     if epoch is None:
@@ -37,7 +42,7 @@ def cycle(name: str, now: datetime) -> Applied | None:
     taken = snapshot.take(None, now)
     planned = plan(taken, snapshot.seconds(now))
     try:
-        applied = apply(planned, taken, now)
+        applied = apply(planned, taken, clock() if clock else now)
     except StaleEpoch as error:
         log.warning("this plan comes too late: %s", error)
         return None

@@ -11,7 +11,7 @@ from scheduler import clock, engine
 @shared_task
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
-    engine.cycle(engine.holder(), timezone.now())
+    engine.cycle(engine.holder(), timezone.now(), timezone.now)
 
 
 @shared_task
@@ -20,7 +20,7 @@ def sweep() -> None:
     now = timezone.now()
     clock.stop_after_notice(now)
     clock.stop_at_time_limits(now)
-    engine.cycle(engine.holder(), timezone.now())
+    engine.cycle(engine.holder(), timezone.now(), timezone.now)
 
 
 @shared_task

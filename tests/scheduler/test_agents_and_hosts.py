@@ -1,0 +1,403 @@
+"""Agents' identity and frames, inventory, silence: what a host may say and what follows from it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from dataclasses import replace
+
+import pytest
+
+from agent.protocol import JoinRequest, LogChunk, RunSeen, UnitSeen
+from scheduler import agent_api, clock, engine, logs, services
+from scheduler.agent_api import AgentRefused
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
+from scheduler.services.agents import CREDENTIAL_LIFE
+from tests.fakes import FakeAgent
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import World, units_of
+
+SECOND = dt.timedelta(seconds=1)
+MINUTE = dt.timedelta(minutes=1)
+
+
+def start(world: World, agents: list[FakeAgent], at: dt.datetime) -> None:
+    """One cycle, and two frames of each agent: what was placed runs."""
+    engine.cycle("test", at)
+    for agent in agents * 2:
+        agent.sync(at)
+
+
+def agents_of(world: World, *names: str) -> list[FakeAgent]:
+    return [FakeAgent.of(world.hosts[name]) for name in names]
+
+
+# -- identity -------------------------------------------------------------------------------------------------------------
+
+
+def join(world: World, token: str, at: dt.datetime, host: str = "alpha") -> str:
+    return agent_api.join(JoinRequest(1, token, host, "new instance", "boot"), at).credential
+
+
+def test_an_agent_joins_with_a_token_and_is_known_by_its_credential(world: World) -> None:
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    credential = join(world, token, world.now + 14 * MINUTE)
+    assert agent_api.authenticate(credential, world.now + MINUTE) == world.hosts["alpha"].pk
+    assert agent_api.authenticate(credential + "x", world.now) is None
+    assert agent_api.authenticate(credential, world.now + dt.timedelta(days=2)) is None
+    for nonsense in ("", "gpa.1.", "gpa.999999999999999999.x", "gpa.²³.x", "a.b.c.d", "gpa.0.x"):
+        assert agent_api.authenticate(nonsense, world.now) is None
+
+
+@pytest.mark.parametrize(
+    ("late", "host", "spoil", "said"),
+    [
+        (16 * MINUTE, "alpha", "", "older than 15 minutes"),
+        (MINUTE, "beta", "", "made for another host"),
+        (MINUTE, "alpha", "x", "not known"),
+    ],
+)
+def test_a_token_that_does_not_fit_is_refused_in_words(
+    world: World, late: dt.timedelta, host: str, spoil: str, said: str
+) -> None:
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    with pytest.raises(AgentRefused, match=said):
+        join(world, token + spoil, world.now + late, host)
+
+
+def test_a_new_token_makes_the_one_before_it_useless(world: World) -> None:
+    first = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    services.issue_join_token(world.hosts["alpha"], now=world.now + SECOND)
+    with pytest.raises(AgentRefused):
+        join(world, first, world.now + MINUTE)
+
+
+def test_a_credential_is_renewed_at_two_thirds_and_a_lost_frame_costs_nothing(world: World) -> None:
+    host = world.hosts["alpha"]
+    old = join(world, services.issue_join_token(host, now=world.now), world.now)
+    assert agent_api.desired(host.pk, world.now).credential == ""
+    later = world.now + CREDENTIAL_LIFE * 0.7
+    new = agent_api.desired(host.pk, later).credential
+    assert new and new == agent_api.desired(host.pk, later + MINUTE).credential
+    assert agent_api.authenticate(old, later) == host.pk, "the old one is good until the new one is used"
+    assert agent_api.authenticate(new, later + MINUTE) == host.pk
+    assert agent_api.authenticate(old, later + 2 * MINUTE) is None
+    assert agent_api.authenticate(new, world.now + CREDENTIAL_LIFE * 1.5) == host.pk
+
+
+def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world: World) -> None:
+    host = world.hosts["alpha"]
+    (agent,) = agents_of(world, "alpha")
+    credential = join(world, services.issue_join_token(host, now=world.now), world.now)
+    services.revoke_credential(host, now=world.now)
+    assert agent_api.authenticate(credential, world.now) is None
+    with pytest.raises(AgentRefused, match="revoked"):
+        agent.sync(world.now)
+    with pytest.raises(AgentRefused, match="revoked"):
+        agent_api.desired(host.pk, world.now)
+
+
+def test_another_instance_is_refused_and_shown(world: World) -> None:
+    (agent,) = agents_of(world, "alpha")
+    agent.instance = "another"
+    with pytest.raises(AgentRefused, match="another agent"):
+        agent.sync(world.now)
+    refused = Host.objects.get(pk=agent.host.pk).refused_agent
+    assert refused["instance"] == "another" and "alpha" in refused["reason"]
+
+
+def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world: World) -> None:
+    (agent,) = agents_of(world, "alpha")
+    agent.sync(world.now)
+    clone = FakeAgent.of(world.hosts["alpha"])
+    clone.boot_id = "another boot"
+    with pytest.raises(AgentRefused, match="clone"):
+        clone.sync(world.now + 5 * SECOND)
+    agent.sync(world.now + 6 * SECOND)
+    clone.sync(world.now + 90 * SECOND)
+    assert Host.objects.get(pk=agent.host.pk).boot_id == "another boot"
+
+
+def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: World) -> None:
+    (agent,) = agents_of(world, "alpha")
+    with pytest.raises(AgentRefused, match="version: 2; allowed: 1"):
+        agent.sync(world.now, replace(agent.observed(), version=2))
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_another_generation_and_an_unknown_run_change_nothing(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    run = Run.objects.get()
+    stale = RunSeen(str(run.public_id), run.generation - 1, "ended", outcome="finished", exit_code=0)
+    unknown = RunSeen("0" * 32, 1, "running")
+    nonsense = RunSeen("not an id", 1, "running")
+    agent.sync(world.now + SECOND, replace(agent.observed(), runs=[stale, unknown, nonsense]))
+    workload.refresh_from_db()
+    assert workload.state == "running"
+
+
+def test_a_run_that_its_agent_no_longer_names_is_lost_after_a_while_and_not_at_once(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    without = replace(agent.observed(), runs=[])
+    agent_api.sync(agent.host.pk, without, world.now + SECOND)
+    agent_api.sync(agent.host.pk, without, world.now + 5 * SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    agent_api.sync(agent.host.pk, without, world.now + 12 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
+
+
+def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    agent.boot_id, agent.runs = "next boot", {}
+    agent.sync(world.now + MINUTE)
+    workload.refresh_from_db()
+    assert workload.state == "queued" and Allocation.objects.get().end_code == Code.HOST_LOST
+
+
+def test_an_agents_wrong_clock_moves_no_end_outside_what_the_server_saw(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    for at, hours, expected in ((world.now, -1, 10), (world.now + MINUTE, 1, 20)):
+        workload = job(world, world.vision, 1, at, pool=world.static, models_wanted=[])
+        start(world, [agent], at)
+        agent.sync(at + 10 * SECOND)
+        agent.end(agent.running[0], at + 15 * SECOND + dt.timedelta(hours=hours))
+        agent.sync(at + 20 * SECOND)
+        agent.sync(at + 20 * SECOND)
+        held = Allocation.objects.get(workload=workload)
+        assert held.period.upper == at + expected * SECOND
+
+
+def test_a_failed_job_is_tried_again_with_growing_waits_as_often_as_asked(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[], most_retries=2)
+    at, waits = world.now, []
+    for _ in range(3):
+        start(world, [agent], at)
+        agent.end(agent.running[0], at, outcome="failed", exit_code=3)
+        agent.sync(at)
+        agent.sync(at)
+        workload.refresh_from_db()
+        waits.append((workload.not_before - at).total_seconds() if workload.not_before else None)
+        at = workload.not_before or at
+    assert waits[:2] == [15, 30]
+    assert (workload.state, workload.outcome, workload.attempt) == ("ended", "failed", 3)
+    assert workload.outcome_numbers == {"attempt": 3, "exit_code": 3}
+
+
+def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World) -> None:
+    dice = random.Random(7)
+    agents = agents_of(world, "alpha", "beta")
+    workloads = [job(world, dice.choice(world.teams), dice.choice([1, 2, 4, 8]), world.now) for _ in range(25)]
+    at, late = world.now, []
+    for step in range(400):
+        at += 2 * SECOND
+        for agent in agents:
+            for run in agent.running:
+                if dice.random() < 0.08:
+                    agent.end(run, at, outcome=dice.choice(["finished", "finished", "failed"]))
+            frame = agent.observed()
+            fate = dice.random()
+            if fate < 0.2:
+                late.append((agent, frame))  # arrives some day, after newer ones
+            elif fate < 0.4:
+                agent_api.sync(agent.host.pk, frame, at)  # the answer is lost
+            else:
+                for _ in range(dice.choice([1, 1, 2])):
+                    agent.sync(at, frame)
+        if late and dice.random() < 0.3:
+            agent, frame = late.pop(dice.randrange(len(late)))
+            agent_api.sync(agent.host.pk, frame, at)
+        engine.cycle("test", at)
+        if step == 200 and dice.random() < 2:
+            services.cancel_workload(workloads[0], now=at)
+        if not Workload.objects.exclude(state="ended").exists():
+            break
+    for workload in workloads:
+        workload.refresh_from_db()
+        assert workload.state == "ended", (workload.reason_code, workload.reason_numbers)
+    assert not Allocation.objects.filter(period__upper_inf=True).exists()
+    assert all(len(seen) == 1 for seen in _attempts_by_workload().values()), "no attempt was started twice"
+
+
+def _attempts_by_workload() -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for run in Run.objects.all():
+        found.setdefault((run.workload_id, run.attempt), []).append(run.pk)
+    return found
+
+
+# -- inventory ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_geometry_waits_until_the_gpu_is_empty(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    job(world, world.vision, 4, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    gpu = agent.inventory.gpus[0]
+    halves = [UnitSeen(f"MIG-{i}", "3g.20gb", i * 420, 420, 20_000) for i in range(2)]
+    agent.inventory = replace(agent.inventory, gpus=[replace(gpu, units=halves), *agent.inventory.gpus[1:]])
+    agent.sync(world.now + SECOND)
+    row = Gpu.objects.get(uuid=gpu.uuid)
+    assert row.repair_state == "quarantined" and row.units.filter(retired_at=None).count() == 1
+    agent.end(agent.running[0], world.now + 2 * SECOND)
+    agent.sync(world.now + 2 * SECOND)
+    agent.sync(world.now + 3 * SECOND)
+    row.refresh_from_db()
+    assert row.repair_state == "well"
+    assert [u.profile for u in row.units.filter(retired_at=None)] == ["3g.20gb"] * 2
+    agent.inventory = replace(agent.inventory, gpus=[gpu, *agent.inventory.gpus[1:]])
+    agent.sync(world.now + 4 * SECOND)
+    assert row.units.get(retired_at=None).uuid == gpu.uuid and Unit.objects.filter(gpu=row).count() == 3
+
+
+def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    all_gpus = agent.inventory
+    agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
+    agent.sync(world.now)
+    assert len(units_of(world.hosts["delta"])) == 3
+    agent.inventory = all_gpus
+    agent.sync(world.now + SECOND)
+    assert len(units_of(world.hosts["delta"])) == 4 and Gpu.objects.filter(host=world.hosts["delta"]).count() == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"uuid": "GPU-alpha-0"}, "is a GPU of host alpha"),
+        ({"index": 1}, "same index or uuid twice"),
+        ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
+        ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
+        ({"model": ""}, "model ''"),
+        ({"memory_mib": -1}, "memory_mib -1"),
+    ],
+)
+def test_an_inventory_that_cannot_be_is_refused_in_words(world: World, change: dict[str, object], said: str) -> None:
+    (agent,) = agents_of(world, "delta")
+    first, *rest = agent.inventory.gpus
+    agent.inventory = replace(agent.inventory, gpus=[replace(first, **change), *rest])  # type: ignore[arg-type]
+    with pytest.raises(AgentRefused, match=said):
+        agent.sync(world.now)
+    assert Gpu.objects.filter(host=world.hosts["delta"], retired_at=None).count() == 4
+
+
+# -- silence --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for_it(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta", "gamma", "delta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    lost = next(a for a in agents if a.running)
+    others = [a for a in agents if a is not lost]
+
+    def tick(at: dt.datetime) -> str:
+        for agent in others:
+            agent.sync(at)
+        clock.watch_hosts(at)
+        return str(Host.objects.get(pk=lost.host.pk).lease_state)
+
+    assert tick(world.now + 5 * SECOND) == "alive"
+    assert tick(world.now + 15 * SECOND) == "suspect"
+    assert tick(world.now + 60 * SECOND) == "suspect", "lease 30, grace 30 and margin 10 are not over"
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    assert tick(world.now + 71 * SECOND) == "silent"
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code) == ("queued", Code.HOST_LOST)
+    start(world, others, world.now + 72 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
+
+    # It comes back and still runs what ended here: told to stop it, and trusted only once it has.
+    answer = agent_api.sync(lost.host.pk, lost.observed(), world.now + 80 * SECOND)
+    assert answer.runs == [] and Host.objects.get(pk=lost.host.pk).lease_state == "silent"
+    lost.take_in(answer, world.now + 80 * SECOND)
+    lost.sync(world.now + 81 * SECOND)
+    assert Host.objects.get(pk=lost.host.pk).lease_state == "alive"
+    states = list(HostStateChange.objects.filter(host=lost.host).order_by("pk").values_list("lease_state", flat=True))
+    assert states == ["alive", "suspect", "silent", "alive"]
+
+
+def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta", "gamma", "delta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    for minutes in (1, 2, 10):
+        agents[3].sync(world.now + minutes * MINUTE)
+        clock.watch_hosts(world.now + minutes * MINUTE)
+    workload.refresh_from_db()
+    assert workload.state == "running"
+    assert Host.objects.filter(lease_state="suspect").count() == 3
+    for agent in agents:
+        agent.sync(world.now + 11 * MINUTE)
+    assert Host.objects.filter(lease_state="alive").count() == 4
+
+
+# -- taking hosts and GPUs out --------------------------------------------------------------------------------------------
+
+
+def test_a_quarantined_gpu_loses_its_work_which_goes_elsewhere(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta")
+    workload = job(world, world.vision, 1, world.now)
+    start(world, agents, world.now)
+    gpu = Allocation.objects.get().unit.gpu
+    assert services.quarantine_gpu(gpu, reason="xid:79", now=world.now + SECOND)
+    for agent in agents * 2:
+        agent.sync(world.now + 2 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code) == ("queued", Code.GPU_ERROR)
+    start(world, agents, world.now + 3 * SECOND)
+    assert Allocation.objects.get(workload=workload, period__upper_inf=True).unit.gpu != gpu
+    assert services.return_gpu(gpu, now=world.now + 4 * SECOND)
+    assert [c.repair_state for c in gpu.state_changes.order_by("pk")] == ["quarantined", "well"]
+
+
+def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    host = workload.runs.get().host
+    begin = world.now + 30 * MINUTE
+    services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
+    clock.maintenance_clock(world.now + 20 * MINUTE)
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    clock.maintenance_clock(begin - 60 * SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "notice"
+    clock.maintenance_clock(begin)
+    assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
+    clock.maintenance_clock(begin + 61 * MINUTE)
+    assert Host.objects.get(pk=host.pk).admin_state == "in_service"
+
+
+# -- logs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_kept_by_offset_so_that_doubled_and_late_chunks_do_no_harm(
+    world: World, settings: object, tmp_path: object
+) -> None:
+    settings.GPUPOOL_STATE = tmp_path  # type: ignore[attr-defined]
+    (agent,) = agents_of(world, "delta")
+    job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    engine.cycle("test", world.now)
+    run = Run.objects.get()
+    for offset, text in ((6, "two\n"), (0, "one\n"), (0, "one\n"), (4, "é")):
+        agent_api.store_log(agent.host.pk, LogChunk(str(run.public_id), offset, text))
+    assert logs.read(run.public_id) == ("one\nétwo\n", 10)
+    assert logs.read(run.public_id, -4) == ("two\n", 10)
+    agent_api.store_log(agent.host.pk, LogChunk(str(run.public_id), logs.MOST_BYTES - 5, "longer than is kept"))
+    assert logs.path(run.public_id).stat().st_size == logs.MOST_BYTES
+    for stranger in ("no id", "0" * 32):
+        with pytest.raises(AgentRefused, match="of this host"):
+            agent_api.store_log(agent.host.pk, LogChunk(stranger, 0, "x"))
+    with pytest.raises(AgentRefused):
+        agent_api.store_log(world.hosts["alpha"].pk, LogChunk(str(run.public_id), 0, "x"))

@@ -1,0 +1,135 @@
+"""What the planner is told, and at what cost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from scheduler import engine, services, snapshot
+from scheduler.core.planner import plan
+from scheduler.models import DecayedUse, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World
+
+HOUR = dt.timedelta(hours=1)
+
+
+def reserve(world: World, units: int, start: dt.datetime, hours: int = 4) -> object:
+    made, answer = services.confirm_reservation(
+        owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="course", units=units,
+        models_wanted=[H100], start=start, end=start + hours * HOUR, now=world.now,
+    )  # fmt: skip
+    assert made is not None, answer
+    return made
+
+
+def queries_of_a_snapshot(world: World, pool_ids: list[int] | None) -> int:
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        snapshot.take(pool_ids, world.now)
+    return len(captured)
+
+
+def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world: World) -> None:
+    job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    few = queries_of_a_snapshot(world, None)
+    for _ in range(30):
+        job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    reserve(world, 2, world.now + 48 * HOUR)
+    services.close_budget_gate(
+        action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.language.team
+    )
+    services.set_maintenance(
+        world.hosts["beta"], start=world.now + 9 * HOUR, end=world.now + 10 * HOUR, reason="x", now=world.now
+    )
+    assert queries_of_a_snapshot(world, None) == few == snapshot.QUERIES
+    assert queries_of_a_snapshot(world, [world.shared.pk]) == snapshot.QUERIES
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_snapshot_outside_a_transaction_reads_one_moment_and_writes_nothing() -> None:
+    with CaptureQueriesContext(connection) as captured:
+        snapshot.take(None, dt.datetime(2026, 3, 2, tzinfo=dt.UTC))
+    assert "REPEATABLE READ, READ ONLY" in [q["sql"] for q in captured if "ISOLATION" in q["sql"]][0]
+
+
+def test_what_is_held_waits_and_is_promised_is_in_it(world: World) -> None:
+    running, waiting = job(world, world.vision, 8, world.now), job(world, world.vision, 16, world.now)
+    engine.cycle("test", world.now)
+    promise = reserve(world, 2, world.now + 48 * HOUR)
+    taken = snapshot.take([world.shared.pk], world.now)
+    assert [(r.id, len(r.units), r.until - r.started) for r in taken.running] == [(running.pk, 8, 8 * 3600)]
+    assert [(q.id, q.ask.units, q.ask.models) for q in taken.queued] == [(waiting.pk, 16, (H100,))]
+    assert [r.id for r in taken.reservations] == [promise.pk]  # type: ignore[attr-defined]
+    assert {h.name for h in taken.hosts} == {"alpha", "beta", "gamma"} and len(taken.units) == 22 + 14
+
+
+def test_the_same_rows_give_the_same_plan(world: World) -> None:
+    for number in range(20):
+        job(world, random.Random(number).choice(world.teams), 1 + number % 4, world.now)
+    at = snapshot.seconds(world.now)
+    assert plan(snapshot.take(None, world.now), at) == plan(snapshot.take(None, world.now), at)
+
+
+def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    services.close_budget_gate(
+        action="refuse_new", numbers={"limit": "100"}, until=world.now + HOUR, now=world.now, team=world.vision.team
+    )
+    engine.cycle("test", world.now)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.reason_numbers) == (
+        "queued",
+        "budget_closed",
+        {"limit": "100"},
+    )
+    services.open_budget_gate(action="refuse_new", team=world.vision.team)
+    engine.cycle("test", world.now)
+    workload.refresh_from_db()
+    assert workload.state == "placed"
+
+
+def test_a_budget_that_stops_borrowing_leaves_the_guarantee(world: World) -> None:
+    services.close_budget_gate(
+        action="stop_borrowing", numbers={}, until=world.now + HOUR, now=world.now, project=world.robotics.project
+    )
+    within, above = job(world, world.robotics, 2, world.now), job(world, world.robotics, 1, world.now)
+    engine.cycle("test", world.now)
+    assert [Workload.objects.get(pk=w.pk).state for w in (within, above)] == ["placed", "queued"]
+
+
+def test_decayed_use_grows_while_units_are_held_and_halves_after(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
+    for agent in agents:
+        agent.sync(world.now)
+        agent.sync(world.now)
+    later = world.now + HOUR
+    engine.cycle("test", later)
+    used = DecayedUse.objects.get(team=world.vision.team, pool=world.shared)
+    assert used.slot_seconds == pytest.approx(840 * 3600, rel=0.01) and used.as_of == later
+    services.cancel_workload(workload, now=later)
+    for agent in agents:
+        agent.sync(later)
+        agent.sync(later)
+    week = later + dt.timedelta(days=7)
+    engine.cycle("test", week)
+    used.refresh_from_db()
+    assert used.slot_seconds == pytest.approx(840 * 1800, rel=0.01)
+
+
+def test_a_reason_is_written_when_it_changes_and_not_again(world: World) -> None:
+    job(world, world.vision, 9, world.now)
+    first = engine.cycle("test", world.now)
+    again = engine.cycle("test", world.now + dt.timedelta(seconds=5))
+    assert first is not None and again is not None
+    assert (first.reasons_written, again.reasons_written) == (1, 0)
