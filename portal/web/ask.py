@@ -1,0 +1,194 @@
+"""Request GPUs: one form for notebooks, jobs and reservations, with a preview that changes nothing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from portal import policy
+from portal.models import Submission, User
+from portal.selectors.work import RELATED
+from portal.services import reservations, workloads
+from portal.web import ask_preview
+from portal.web.access import signed_in, viewer
+from portal.web.ask_forms import KINDS, AskForm, count_values, default_name, first_values, length_values, uuid_of, values_of
+from portal.web.context import organisation_of
+from scheduler.models import Reservation, Workload
+
+REMEMBERED = "last_ask"
+NOT_REMEMBERED = frozenset({"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units"})
+
+
+@signed_in
+def ask(request: HttpRequest) -> HttpResponse:
+    """The form, filled in from the last time or from the address; what was sent comes back with every error beside its field."""
+    return answer(request, _given_kind(request))
+
+
+@signed_in
+def submit_job(request: HttpRequest) -> HttpResponse:
+    """The same form, open at jobs; ``?from=`` fills it in from an earlier job."""
+    return answer(request, "job")
+
+
+@signed_in
+@require_POST
+def preview(request: HttpRequest) -> HttpResponse:
+    """What the form as it stands would get; a part of the page, asked for while one types."""
+    user, now = viewer(request), timezone.now()
+    form = _form(request, user, now, data=request.POST)
+    return render(request, "work/ask_preview.html", {"view": ask_preview.of(form, user, now)})
+
+
+def answer(request: HttpRequest, kind: str) -> HttpResponse:
+    """The page for one kind, or the redirect after a request was taken."""
+    user, now = viewer(request), timezone.now()
+    if request.method != "POST":
+        form = _form(request, user, now, initial=_initial(request, user, now, kind))
+        return _page(request, form, user, now)
+    if "use_start" in request.POST or "use_units" in request.POST:
+        form = _form(request, user, now, data=_with_fix(request.POST))
+        return _page(request, form, user, now)
+    form = _form(request, user, now, data=request.POST)
+    made = _carry_out(form, user, now) if form.is_valid() else None
+    if made is None:
+        return _page(request, form, user, now, status=400)
+    request.session[REMEMBERED] = {k: v for k, v in request.POST.items() if k in form.fields and k not in NOT_REMEMBERED}
+    return _after(request, made)
+
+
+def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reservation | Workload | None:
+    kind = form.kind_chosen
+    if not form.cleaned_data["name"]:
+        form.cleaned_data["name"] = default_name(kind, user, now)
+    if kind == "reservation":
+        return form.carry_out(reservations.request_reservation, actor=user, now=now, **form.for_reservation())
+    if kind == "notebook":
+        return form.carry_out(workloads.launch_notebook, actor=user, now=now, **form.for_notebook())
+    return form.carry_out(workloads.submit_job, actor=user, now=now, **form.for_job())
+
+
+def _after(request: HttpRequest, made: Submission | Reservation | Workload) -> HttpResponse:
+    if isinstance(made, Submission):
+        messages.info(request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told.")
+        return redirect("calendar")
+    if isinstance(made, Reservation):
+        messages.success(request, f"{made.name} is reserved.")
+        return redirect("reservation", public_id=made.public_id)
+    if made.kind == "notebook":
+        return redirect(f"{reverse('notebook', args=[made.public_id])}?open=1")
+    messages.success(request, f"{made.name} is queued.")
+    return redirect("job", public_id=made.public_id)
+
+
+# -- the form ----------------------------------------------------------------------------------------------------------
+
+
+def _form(request: HttpRequest, user: User, now: datetime, **given: Any) -> AskForm:
+    organisation = organisation_of(request)
+    return AskForm(user=user, now=now, currency=organisation.currency if organisation else "EUR", **given)
+
+
+def _page(request: HttpRequest, form: AskForm, user: User, now: datetime, status: int = 200) -> HttpResponse:
+    checked = form if form.is_bound else _form(request, user, now, data=_as_data(form))
+    context = {
+        "form": form,
+        "in_a_team": bool(form.projects),
+        "has_gpus": bool(form.lines),
+        "preview": ask_preview.of(checked, user, now) if form.projects and form.lines else None,
+        "remembered": bool(request.session.get(REMEMBERED)),
+        "now": now,
+    }
+    return render(request, "work/ask.html", context, status=status)
+
+
+def _given_kind(request: HttpRequest) -> str:
+    given = request.GET.get("kind", "") or request.session.get(REMEMBERED, {}).get("kind", "")
+    return given if given in dict(KINDS) else "reservation"
+
+
+def _initial(request: HttpRequest, user: User, now: datetime, kind: str) -> dict[str, Any]:
+    """From general defaults over the last request to what the address says."""
+    form = _form(request, user, now)
+    initial = first_values(user, now, form.lines)
+    remembered = dict(request.session.get(REMEMBERED, {}))
+    if remembered:
+        # A box that is not ticked is not sent.
+        remembered["preemptible"] = bool(remembered.get("preemptible"))
+        remembered["nvlink"] = bool(remembered.get("nvlink"))
+    initial |= remembered
+    initial["kind"] = kind
+    initial["project"] = initial.get("project") or next(iter(form.projects), "")
+    if kind == "notebook" and "type" not in remembered:
+        initial["type"] = "interactive"
+    initial |= _from_workload(request, user)
+    initial |= _from_address(request)
+    if initial["target"] not in dict(form.fields["target"].choices):  # type: ignore[attr-defined]
+        initial["target"] = first_values(user, now, form.lines)["target"]
+    return initial
+
+
+def _from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
+    public_id = uuid_of(request.GET.get("from", ""))
+    if public_id is None:
+        return {}
+    workload = policy.visible_workloads(user).filter(public_id=public_id).select_related(*RELATED).first()
+    return values_of(workload) if workload else {}
+
+
+def _from_address(request: HttpRequest) -> dict[str, Any]:
+    """A range of the calendar: target, units, start and end (ISO moments)."""
+    given = request.GET
+    found: dict[str, Any] = {}
+    if given.get("target"):
+        found["target"] = given["target"][:200]
+    units = given.get("units", "")
+    if units.isascii() and units.isdigit() and 1 <= int(units[:6]) <= 10_000:
+        found |= count_values(int(units[:6]))
+    start, end = _moment(given.get("start", "")), _moment(given.get("end", ""))
+    if start is not None:
+        found["start"] = timezone.localtime(start)
+        if end is not None and timedelta(0) < end - start <= timedelta(days=366):
+            found |= length_values(end - start)
+    return found
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if not 2000 <= at.year <= 2200:
+        return None
+    return at if at.tzinfo else timezone.make_aware(at)
+
+
+def _with_fix(posted: QueryDict) -> QueryDict:
+    """What was typed, with the one thing changed that a button of the preview stands for."""
+    changed = posted.copy()
+    if posted.get("use_start"):
+        changed["start"] = posted["use_start"]
+    if posted.get("use_units", "").isdigit():
+        for name, value in count_values(int(posted["use_units"][:6])).items():
+            changed[name] = "" if value is None else str(value)
+    return changed
+
+
+def _as_data(form: AskForm) -> QueryDict:
+    """The first values of an unsent form as if they had been sent, so that its preview is there from the start."""
+    data = QueryDict(mutable=True)
+    for name in form.fields:
+        value = form.get_initial_for_field(form.fields[name], name)
+        if value is None or value is False:
+            continue
+        if isinstance(value, datetime):
+            value = f"{timezone.localtime(value):%Y-%m-%dT%H:%M}"
+        data[name] = "on" if value is True else str(value)
+    return data

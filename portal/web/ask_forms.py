@@ -1,0 +1,308 @@
+"""The form that asks for GPUs: a notebook, a job or a reservation. Every field keeps what was typed; the rules are the services'."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from portal import policy
+from portal.models import User
+from portal.selectors import free, work
+from portal.selectors.free import FreeLine
+from portal.templatetags.gpupool import gpu_model, money
+from portal.web.verb_form import VerbForm
+from scheduler.core.model import Priority
+from scheduler.models import Pool, Project, Workload, WorkloadType
+
+KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
+COUNTS = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
+LENGTH_UNITS = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
+SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400}
+MOST_LENGTH = 100_000
+ANY = ""
+
+# Service argument: the field that shows what is wrong with it.
+FIELD_OF = {
+    "models": "target",
+    "pool": "target",
+    "profile": "target",
+    "min_memory_mib": "target",
+    "units": "units_other",
+    "end": "length",
+    "max_runtime_seconds": "length",
+}
+
+
+class AskForm(VerbForm):
+    """One form for all three kinds; fields of other kinds are there and are not looked at."""
+
+    kind = forms.ChoiceField(label="Kind", choices=KINDS, widget=forms.RadioSelect, initial="reservation")
+    name = forms.CharField(label="Name", required=False, max_length=200)
+    project = forms.ChoiceField(label="Project")
+    target = forms.ChoiceField(label="GPU", widget=forms.RadioSelect)
+    count = forms.ChoiceField(label="GPUs", choices=COUNTS, widget=forms.RadioSelect, initial="1", required=False)
+    units_other = forms.IntegerField(label="How many", required=False)
+    hosts = forms.IntegerField(label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them.")
+    nvlink = forms.BooleanField(label="Within one NVLink group", required=False)
+    start = forms.DateTimeField(
+        label="Start",
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 300}, format="%Y-%m-%dT%H:%M"),
+        input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
+        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00."},
+    )
+    length = forms.DecimalField(label="For", initial=4, required=False)
+    length_unit = forms.ChoiceField(label="Unit", choices=LENGTH_UNITS, initial="hours", required=False)
+    why = forms.CharField(
+        label="Why", required=False, widget=forms.Textarea(attrs={"rows": 2}), help_text="Whoever approves it reads this."
+    )
+    reservation = forms.ChoiceField(label="Inside a reservation", required=False)
+    type = forms.ChoiceField(label="Workload type", choices=WorkloadType.choices, required=False, initial="training")
+    command = forms.CharField(
+        label="Command",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 5, "class": "code", "spellcheck": "false"}),
+        help_text="Runs in a shell in your home folder. GPUPOOL_CHECKPOINT_DIR is where a checkpoint goes.",
+    )
+    priority = forms.ChoiceField(
+        label="Priority",
+        choices=[(p.name.lower(), p.name.capitalize()) for p in Priority],
+        widget=forms.RadioSelect,
+        initial="normal",
+        required=False,
+    )
+    preemptible = forms.BooleanField(
+        label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
+    )
+    most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
+    environment = forms.CharField(
+        label="Environment",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false"}),
+        help_text="One NAME=value on each line.",
+    )
+
+    def __init__(self, *args: Any, user: User, now: datetime, currency: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.user, self.now, self.currency = user, now, currency
+        self.lines = free.free_now(user, now)
+        self.projects = {str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")}
+        self.reservations = {str(r.public_id): r for r in work.open_reservations(user, now)}
+        self.pools = {line.pool.slug: line.pool for line in self.lines}
+        fields: dict[str, Any] = self.fields
+        fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
+        fields["target"].choices = _targets(self.lines, currency)
+        fields["reservation"].choices = [("", "No"), *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items())]
+
+    # -- checks that are about typing, not about rules --
+
+    def clean_target(self) -> tuple[Pool, str, str]:
+        """(pool, model or empty for any, profile)."""
+        pool, model, profile = self.cleaned_data["target"].split("|")
+        return self.pools[pool], model, profile
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        data["units"] = self._units(data)
+        data["seconds"] = self._seconds(data)
+        if data.get("kind") == "reservation" and "start" not in self.errors and data.get("start") is None:
+            self.add_error("start", "start is empty; allowed: a date and time from now on.")
+        data["pairs"] = self._pairs(data)
+        return data
+
+    def _units(self, data: Mapping[str, Any]) -> int | None:
+        if data.get("count") in ("", "other", None):
+            if data.get("units_other") is None and "units_other" not in self.errors:
+                self.add_error("units_other", "How many GPUs is empty; allowed: a whole number from 1.")
+            return data.get("units_other")
+        return int(data["count"])
+
+    def _seconds(self, data: Mapping[str, Any]) -> int | None:
+        length, unit = data.get("length"), data.get("length_unit") or "hours"
+        if "length" in self.errors:
+            return None
+        if length is None or not 0 < length <= MOST_LENGTH:
+            given = "empty" if length is None else f"{length:f}"[:30]
+            self.add_error("length", f"For is {given}; allowed: more than 0, up to {MOST_LENGTH:,} {unit}.")
+            return None
+        return int(length * SECONDS[unit])
+
+    def _pairs(self, data: Mapping[str, Any]) -> dict[str, str]:
+        pairs = {}
+        for number, line in enumerate((data.get("environment") or "").splitlines(), start=1):
+            if not line.strip():
+                continue
+            name, equals, value = line.partition("=")
+            if not equals:
+                self.add_error("environment", f"Line {number} is {ascii(line)[:40]}; allowed: NAME=value.")
+                return {}
+            pairs[name.strip()] = value
+        return pairs
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        """The services name their own arguments; each has its field here."""
+        super().add_error(FIELD_OF.get(field, field) if field else field, error)
+
+    # -- what the services take --
+
+    @property
+    def kind_chosen(self) -> str:
+        """The kind, also of a form that is not valid."""
+        given = self.data.get("kind") if self.is_bound else self.initial.get("kind")
+        return given if given in dict(KINDS) else "reservation"
+
+    @property
+    def project_chosen(self) -> Project:
+        found: Project = self.projects[self.cleaned_data["project"]]
+        return found
+
+    def common(self) -> dict[str, Any]:
+        """Arguments of every service: project, pool, name, units, models, profile."""
+        pool, model, profile = self.cleaned_data["target"]
+        return {
+            "project": self.project_chosen,
+            "pool": pool,
+            "name": self.cleaned_data["name"],
+            "units": self.cleaned_data["units"],
+            "models": [model] if model else [],
+            "profile": profile,
+        }
+
+    def for_reservation(self) -> dict[str, Any]:
+        start = self.cleaned_data["start"]
+        length = timedelta(seconds=self.cleaned_data["seconds"])
+        return {**self.common(), "start": start, "end": _later(start, length), "why": self.cleaned_data["why"]}
+
+    def for_notebook(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        return {
+            **self.common(),
+            "type": data["type"] or "interactive",
+            "max_runtime_seconds": data["seconds"],
+            "reservation": self.reservations.get(data["reservation"]),
+        }
+
+    def for_job(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        return {
+            **self.common(),
+            "command": data["command"],
+            "hosts": 1 if data["hosts"] is None else data["hosts"],
+            "nvlink": data["nvlink"],
+            "type": data["type"] or "training",
+            "priority": data["priority"] or "normal",
+            "preemptible": data["preemptible"],
+            "max_runtime_seconds": data["seconds"],
+            "most_retries": data["most_retries"] or 0,
+            "reservation": self.reservations.get(data["reservation"]),
+            "environment": data["pairs"],
+        }
+
+
+def default_name(kind: str, user: User, now: datetime) -> str:
+    """A name for those who don't want to think of one."""
+    return f"{user.get_username()}-{timezone.localtime(now):%d%b-%H%M}".lower()
+
+
+def first_values(user: User, now: datetime, lines: list[FreeLine]) -> dict[str, Any]:
+    """A form that could be sent as it is: tomorrow at nine, or now, for four hours."""
+    tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
+    best = max(lines, key=lambda line: (line.profile == "", line.free), default=None)
+    return {
+        "start": tomorrow,
+        "length": 4,
+        "length_unit": "hours",
+        "count": "1",
+        "target": _value(best) if best else "",
+        "priority": "normal",
+        "preemptible": True,
+        "hosts": 1,
+        "most_retries": 0,
+    }
+
+
+def values_of(workload: Workload) -> dict[str, Any]:
+    """The fields of an earlier notebook or job, to launch it again with changes."""
+    model = workload.models_wanted[0] if len(workload.models_wanted) == 1 else ANY
+    hours, rest = divmod(workload.max_runtime_seconds, 3600)
+    return {
+        "kind": workload.kind,
+        "name": workload.name,
+        "project": str(workload.project_id),
+        "target": f"{workload.pool.slug}|{model}|{workload.profile}",
+        **count_values(workload.units),
+        "hosts": workload.hosts,
+        "nvlink": workload.nvlink,
+        "length": workload.max_runtime_seconds // 60 if rest else hours,
+        "length_unit": "minutes" if rest else "hours",
+        "type": workload.type,
+        "command": workload.command,
+        "priority": Priority(workload.priority).name.lower(),
+        "preemptible": workload.preemptible,
+        "most_retries": workload.most_retries,
+        "environment": "\n".join(f"{name}={value}" for name, value in workload.environment.items()),
+    }
+
+
+def count_values(units: int) -> dict[str, Any]:
+    """A number of units as the two fields that hold it."""
+    return {"count": str(units), "units_other": None} if str(units) in dict(COUNTS) else {"count": "other", "units_other": units}
+
+
+def length_values(length: timedelta) -> dict[str, Any]:
+    """A length as the two fields that hold it."""
+    minutes = int(length.total_seconds() // 60)
+    if minutes % 60:
+        return {"length": minutes, "length_unit": "minutes"}
+    return {"length": minutes // 60, "length_unit": "hours"}
+
+
+def uuid_of(text: str) -> uuid.UUID | None:
+    """The UUID that a text is, or None."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+def _later(start: datetime, length: timedelta) -> datetime:
+    """The end; one that no calendar has is brought to its last year, which the service then refuses by name."""
+    try:
+        return start + length
+    except OverflowError:
+        return start.replace(year=9999)
+
+
+def _value(line: FreeLine) -> str:
+    return f"{line.pool.slug}|{line.model}|{line.profile}"
+
+
+def _targets(lines: list[FreeLine], currency: str) -> list[tuple[str, SafeString]]:
+    several = len({line.pool.pk for line in lines}) > 1
+    choices = []
+    for line in lines:
+        name = gpu_model(line.model) if not line.profile else f"{line.profile} of {gpu_model(line.model)}"
+        where = f", {line.pool.name}" if several else ""
+        price = f"{money(line.price, currency)}/h" if line.price is not None else "no price"
+        choices.append((_value(line), _target_label(name, where, f"{line.free} free of {line.total}", price)))
+    for slug, name in {line.pool.slug: line.pool.name for line in lines}.items():
+        label = f"Any whole GPU of {name}" if several else "Any whole GPU"
+        choices.append((f"{slug}||", _target_label(label, "", "", "the dearest is shown")))
+    return choices
+
+
+def _target_label(name: str, where: str, free_text: str, price: str) -> SafeString:
+    return format_html(
+        '<span class="pick-line"><span><b>{}</b><span class="muted">{}</span></span><span>{}</span><span class="muted">{}</span></span>',
+        name,
+        where,
+        free_text,
+        price,
+    )

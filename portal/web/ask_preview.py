@@ -1,0 +1,335 @@
+"""What a request would get, before it is sent: free GPUs over the range, blocks with their fix, warnings, price, quota, CLI and API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from portal import wording
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import User
+from portal.services import reservations, workloads
+from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.web.ask_forms import FIELD_OF, AskForm
+from scheduler import selectors as engine
+from scheduler import snapshot
+from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.models import Pool
+
+WORKING_HOURS = range(8, 20)
+CHART_SPANS = (timedelta(hours=48), timedelta(days=7), timedelta(days=28))
+STEPS = 48
+CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
+
+
+def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
+    """Context of work/ask_preview.html. A form that is not filled in yet previews what it can."""
+    context: dict[str, Any] = {"now": now, "kind": form.kind_chosen, "blocks": [], "warnings": [], "windows": []}
+    if not form.is_valid():
+        context["blocks"] = [{"text": text} for text in _problems(form)]
+        return context
+    pool, model, profile = form.cleaned_data["target"]
+    try:
+        if form.kind_chosen == "reservation":
+            context |= _reservation(form, user, now)
+        else:
+            context |= _workload(form, user, now)
+    except Invalid as refusal:
+        named = {FIELD_OF.get(name, name): message for name, message in refusal.fields.items()}
+        context["blocks"] = [{"text": message} for message in named.values()]
+    except (Conflict, NotAllowed) as refusal:
+        context["blocks"] = [{"text": refusal.message}]
+    start, end = _range(form, now)
+    context["chart"] = _chart(pool, model, profile, form.cleaned_data["units"], start, end, now)
+    context["same"] = same_elsewhere(form)
+    return context
+
+
+# -- a reservation -----------------------------------------------------------------------------------------------------
+
+
+def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
+    arguments = form.for_reservation()
+    arguments.pop("why")
+    arguments["name"] = arguments["name"] or "preview"
+    answer = reservations.preview_reservation(actor=user, now=now, **arguments)
+    start, end = arguments["start"], arguments["end"]
+    context: dict[str, Any] = {
+        "fits": answer["fits"],
+        "needs_approval": answer["needs_approval"] and answer["fits"],
+        "warnings": [{"text": text} for text in [*answer["warnings"], *_hours_warning(start, end, arguments["pool"])]],
+        "windows": [_window(*window, now) for window in answer["windows"]],
+        "price": _price(answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"),
+        "quota": _quota(form, arguments["pool"], answer["gpus"], now),
+    }
+    if not answer["fits"]:
+        fix = context["windows"][0] if context["windows"] else None
+        context["blocks"] = [{"text": wording.reason(answer["code"], answer["numbers"], user), "fix": fix}]
+    return context
+
+
+def _hours_warning(start: datetime, end: datetime, pool: Pool) -> list[str]:
+    local = timezone.localtime(start)
+    idle = f"If nothing runs in it for {duration(pool.no_show_seconds)} it is released."
+    if local.hour not in WORKING_HOURS:
+        return [f"It starts outside working hours, at {local:%H:%M}. {idle}"]
+    if timezone.localtime(end).date() != local.date():
+        return [f"It runs overnight. {idle}"]
+    return []
+
+
+def _window(start: datetime, end: datetime, now: datetime) -> dict[str, Any]:
+    return {"start": start, "end": end, "value": f"{timezone.localtime(start):%Y-%m-%dT%H:%M}"}
+
+
+# -- a notebook or job -------------------------------------------------------------------------------------------------
+
+
+def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
+    kind = form.kind_chosen
+    arguments = form.for_notebook() if kind == "notebook" else form.for_job()
+    arguments["name"] = arguments["name"] or "preview"
+    if kind == "job":
+        arguments["command"] = arguments["command"] or "true"
+    answer = workloads.preview_workload(actor=user, now=now, kind=kind, **arguments)
+    seconds = form.cleaned_data["seconds"]
+    text = f"up to {duration(seconds)} × {money(answer['price_per_hour'], answer['currency'])}"
+    context: dict[str, Any] = {
+        "fits": answer["starts_now"],
+        "starts_now": answer["starts_now"],
+        "expected_start": answer["expected_start"],
+        "reason": wording.reason(answer["code"], answer["numbers"], user),
+        "price": _price(answer, answer["longest_cost"], text),
+        "quota": _quota(form, arguments["pool"], answer["gpus"], now),
+    }
+    if not answer["starts_now"] and answer["expected_start"] is None:
+        context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
+    return context
+
+
+# -- shared ------------------------------------------------------------------------------------------------------------
+
+
+def _problems(form: AskForm) -> list[str]:
+    return [str(message) for messages in form.errors.values() for message in messages]
+
+
+def _range(form: AskForm, now: datetime) -> tuple[datetime, datetime]:
+    length = timedelta(seconds=min(form.cleaned_data["seconds"], 60 * 86_400))
+    if form.kind_chosen == "reservation":
+        start = max(form.cleaned_data["start"], now - timedelta(days=1))
+        return start, start + length
+    return now, now + length
+
+
+def _price(answer: dict[str, Any], total: Decimal | None, how: str) -> dict[str, Any]:
+    known = answer["price_per_hour"] is not None
+    return {
+        "total": money(total, answer["currency"]),
+        "how": f"{answer['gpus']:g} GPU{'s' if answer['gpus'] != 1 else ''}, {how}" if known else "No price is set for this model.",
+        "known": known,
+    }
+
+
+def _quota(form: AskForm, pool: Pool, gpus: float, now: datetime) -> dict[str, Any] | None:
+    """The team's guarantee of the model it asks for, now and with this; None where the pool is the team's own."""
+    _, model, _ = form.cleaned_data["target"]
+    team = form.project_chosen.team
+    uses = engine.quota_effect(snapshot.take([pool.pk], now), team=team.pk, pool=pool.pk)
+    use = next((use for use in uses if use.model == model), uses[0] if len(uses) == 1 else None)
+    if use is None:
+        return None
+    held, guaranteed = use.held / SLOTS_PER_GPU, use.guaranteed / SLOTS_PER_GPU
+    limit = None if use.borrow_limit is None else guaranteed + use.borrow_limit / SLOTS_PER_GPU
+    after = held + gpus
+    if after <= guaranteed:
+        words = "Within the guarantee: other teams can't take it back."
+    elif limit is not None and after > limit:
+        words = f"Above the {limit:g} that {team.name} may hold of this model."
+    else:
+        words = f"{after - guaranteed:g} above the guarantee are borrowed and may be called back."
+    return {
+        "team": team,
+        "model": gpu_model(use.model),
+        "held": f"{held:g} of {guaranteed:g}",
+        "after": f"{after:g} of {guaranteed:g}",
+        "scale": max(after, guaranteed, limit or 0, 1),
+        "used": min(held, guaranteed),
+        "borrowed": max(0.0, held - guaranteed),
+        "forecast": gpus,
+        "mark": guaranteed,
+        "words": words,
+    }
+
+
+@dataclass(frozen=True)
+class Same:
+    """The same request elsewhere."""
+
+    cli: str
+    api: str
+
+
+def same_elsewhere(form: AskForm) -> Same:
+    """As a line of the command line and as a call of the API."""
+    kind = form.kind_chosen
+    pool, model, profile = form.cleaned_data["target"]
+    data = form.cleaned_data
+    arguments: dict[str, Any] = {
+        "project": form.project_chosen.slug,
+        "pool": pool.slug,
+        "name": data["name"],
+        "units": data["units"],
+        "models": [model] if model else [],
+        "profile": profile,
+    }
+    if kind == "reservation":
+        whole = form.for_reservation()
+        arguments |= {"start": whole["start"].astimezone(UTC), "end": whole["end"].astimezone(UTC), "why": data["why"]}
+    elif kind == "notebook":
+        arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]}
+    else:
+        whole = form.for_job()
+        names = ("hosts", "nvlink", "type", "priority", "preemptible", "max_runtime_seconds", "most_retries", "environment", "command")
+        defaults = {"hosts": 1, "nvlink": False, "most_retries": 0, "environment": {}}
+        arguments |= {name: whole[name] for name in names if defaults.get(name, None) != whole[name]}
+    verb = {"reservation": "request_reservation", "notebook": "launch_notebook", "job": "submit_job"}[kind]
+    given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
+    return Same(wording.cli_line(verb, given), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+
+
+# -- the chart ---------------------------------------------------------------------------------------------------------
+
+
+def _chart(pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime) -> dict[str, Any] | None:
+    """Units that could still be promised, over the range and around it, as rectangles in per cent and pixels."""
+    if not model:
+        return None
+    from_, span = _chart_span(start, end, now)
+    step = span / STEPS
+    seconds = int(step.total_seconds())
+    free = engine.promisable_units(
+        pool, model=model, profile=profile, start=from_, end=from_ + span, step_seconds=seconds, now=now
+    )
+    most = max([count for _, count in free] + [asked, 1])
+    scale = (CHART_BASE - CHART_TOP) / most
+    bars = [_bar(place, at, count, asked, start, end, step, scale) for place, (at, count) in enumerate(free)]
+    in_range = [count for at, count in free if _overlaps(at, step, start, end)]
+    return {
+        "title": f"{gpu_model(model)}{', ' + profile if profile != WHOLE else ''} free, {_span_words(span)}",
+        "label": _chart_words(model, in_range, asked, start, end),
+        "bars": bars,
+        "texts": _labels(bars),
+        "ask_y": round(CHART_BASE - asked * scale, 1),
+        "asked": asked,
+        "height": CHART_HEIGHT,
+        "base": CHART_BASE,
+        "nights": _nights(from_, span),
+        "ticks": _ticks(from_, span),
+        "range": _range_mark(from_, span, start, end),
+        "least": min(in_range, default=None),
+        "most": max(in_range, default=None),
+        "now": now,
+    }
+
+
+def _chart_span(start: datetime, end: datetime, now: datetime) -> tuple[datetime, timedelta]:
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    first = hour if start - hour < CHART_SPANS[0] / 2 else start.replace(minute=0, second=0, microsecond=0) - timedelta(hours=12)
+    first = max(first, hour)
+    span = next((span for span in CHART_SPANS if first + span >= end), CHART_SPANS[-1])
+    return first, span
+
+
+def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
+    begin = datetime.fromtimestamp(at, UTC)
+    return begin < end and begin + step > start
+
+
+def _bar(
+    place: int, at: int, count: int, asked: int, start: datetime, end: datetime, step: timedelta, scale: float
+) -> dict[str, Any]:
+    inside = _overlaps(at, step, start, end)
+    kind = "free-short" if inside and count < asked else "free-range" if inside else "free-enough"
+    height = round(count * scale, 1)
+    return {
+        "x": f"{place * 100 / STEPS:.3f}",
+        "width": f"{100 / STEPS + 0.02:.3f}",
+        "y": round(CHART_BASE - height, 1),
+        "height": height,
+        "kind": kind,
+        "count": count,
+        "place": place,
+    }
+
+
+def _labels(bars: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One number over each level stretch that is wide enough for it."""
+    labels = []
+    first = 0
+    for place in range(1, len(bars) + 1):
+        same = place < len(bars) and (bars[place]["count"], bars[place]["kind"]) == (bars[first]["count"], bars[first]["kind"])
+        if same:
+            continue
+        if place - first >= 3:
+            labels.append(
+                {
+                    "x": f"{(first + place) * 50 / STEPS:.3f}",
+                    "y": max(12, bars[first]["y"] - 4),
+                    "text": bars[first]["count"],
+                    "bad": bars[first]["kind"] == "free-short",
+                }
+            )
+        first = place
+    return labels
+
+
+def _nights(first: datetime, span: timedelta) -> list[dict[str, str]]:
+    if span > timedelta(days=8):
+        return []
+    day = timezone.localtime(first).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    found = []
+    while day < first + span:
+        left = max(0.0, (day + timedelta(hours=20) - first) / span)
+        right = min(1.0, (day + timedelta(hours=32) - first) / span)
+        if right > left:
+            found.append({"x": f"{left * 100:.3f}", "width": f"{(right - left) * 100:.3f}"})
+        day += timedelta(days=1)
+    return found
+
+
+def _ticks(first: datetime, span: timedelta) -> list[dict[str, Any]]:
+    step = timedelta(hours=12) if span <= timedelta(days=2) else timedelta(days=1) if span <= timedelta(days=7) else timedelta(days=7)
+    at = timezone.localtime(first).replace(hour=0, minute=0, second=0, microsecond=0)
+    ticks = [{"x": "0.000", "text": f"{timezone.localtime(first):%H:%M}", "anchor": ""}]
+    while at < first + span:
+        share = (at - first) / span
+        if 0.06 < share < 0.97:
+            text = f"{at:%H:%M}" if at.hour else f"{at:%a} {at.day}"
+            ticks.append({"x": f"{share * 100:.3f}", "text": text, "anchor": "anchor-middle"})
+        at += step
+    return ticks
+
+
+def _range_mark(first: datetime, span: timedelta, start: datetime, end: datetime) -> dict[str, str]:
+    left = min(1.0, max(0.0, (start - first) / span))
+    right = min(1.0, max(left, (end - first) / span))
+    return {"x": f"{left * 100:.3f}", "width": f"{(right - left) * 100:.3f}", "text": f"Your {duration(end - start)}"}
+
+
+def _span_words(span: timedelta) -> str:
+    return "next 48 h" if span == CHART_SPANS[0] else f"{span.days} days"
+
+
+def _chart_words(model: str, in_range: list[int], asked: int, start: datetime, end: datetime) -> str:
+    if not in_range:
+        return f"{gpu_model(model)} units free; your range lies outside the chart."
+    return (
+        f"{gpu_model(model)} units free: in your range of {duration(end - start)} at least {min(in_range)} and at most "
+        f"{max(in_range)}; you ask for {asked}."
+    )

@@ -1,0 +1,177 @@
+"""The first page: what is mine, how my team stands, what is free, what comes up."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import wording
+from portal.models import Submission, User
+from portal.selectors import free, work
+from portal.selectors.work import Piece, TeamPanel
+from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.web import home_cards, live
+from portal.web.access import signed_in, viewer
+from portal.web.context import organisation_of
+from scheduler.models import MaintenanceWindow, Reservation
+from scheduler.states import WorkloadState
+
+MOST_CARDS = 12
+MOST_ENDED = 8
+
+
+@signed_in
+def home(request: HttpRequest) -> HttpResponse:
+    """The page, or its live part. Before there is an organisation it leads to the first-run wizard."""
+    organisation = organisation_of(request)
+    if organisation is None:
+        return redirect("first-run")
+    user, now = viewer(request), timezone.now()
+    context = _context(user, organisation.currency, now)
+    return live.page(request, "work/home.html", "work/home_part.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+
+
+def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
+    found = list(work.own_open(user)[: MOST_CARDS + 1])
+    pieces = work.pieces(found[:MOST_CARDS], now)
+    pieces.sort(key=_order)
+    midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
+    ended = work.pieces(work.own_ended(user, midnight)[:MOST_ENDED], now, with_use=False)
+    panels = work.team_panels(user, now)
+    return {
+        "counts": _counts(pieces, len(found) > MOST_CARDS),
+        "cards": [home_cards.card(piece, user, currency, now) for piece in pieces],
+        "more": len(found) > MOST_CARDS,
+        "ended": [_ended_row(piece, currency) for piece in ended],
+        "panels": [_panel(panel, currency, now) for panel in panels],
+        "in_a_team": bool(panels),
+        "free": free.free_now(user, now),
+        "coming": _coming(user, now),
+        "currency": currency,
+    }
+
+
+def _order(piece: Piece) -> tuple[int, int, datetime]:
+    """What wants a hand first, then what runs, starts and waits; each in the order it came."""
+    workload = piece.workload
+    rank = {
+        WorkloadState.NOTICE: 0,
+        WorkloadState.RUNNING: 1,
+        WorkloadState.STOPPING: 2,
+        WorkloadState.STARTING: 3,
+        WorkloadState.PLACED: 3,
+        WorkloadState.QUEUED: 4,
+    }[WorkloadState(workload.state)]
+    return (rank, workload.position or 0, workload.submitted_at)
+
+
+def _counts(pieces: list[Piece], more: bool) -> str:
+    states = [piece.workload.state for piece in pieces]
+    running = sum(state in home_cards.LIVE for state in states)
+    starting = sum(state in home_cards.BEFORE for state in states)
+    waiting = sum(state == WorkloadState.QUEUED for state in states)
+    words = [f"{n} {word}" for n, word in ((running, "running"), (starting, "starting"), (waiting, "waiting")) if n]
+    if not words:
+        return "Nothing of yours runs or waits."
+    return f"{', '.join(words)}{' and more' if more else ''}."
+
+
+def _ended_row(piece: Piece, currency: str) -> dict[str, Any]:
+    workload = piece.workload
+    ran = workload.ended_at - workload.started_at if workload.started_at and workload.ended_at else None
+    return {
+        "workload": workload,
+        "url": home_cards.page_of(workload),
+        "state": home_cards.ended_state(workload.outcome),
+        "word": wording.state_word(workload)[1],
+        "asked": home_cards.asked(workload),
+        "ran": duration(ran) if ran is not None else "did not run",
+        "cost": money(piece.cost if piece.cost is not None else Decimal("0.00"), currency),
+        "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
+    }
+
+
+def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
+    pools = {line.pool for line in panel.lines}
+    quotas = []
+    for line in panel.lines:
+        label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
+        borrowed = f", {line.borrowed:g} borrowed" if line.borrowed else ""
+        most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
+        quotas.append(
+            {
+                "label": label,
+                "text": f"{line.held:g} of {line.guaranteed:g}{borrowed}",
+                "scale": max(most, line.held, 1),
+                "used": min(line.held, line.guaranteed),
+                "borrowed": line.borrowed,
+                "mark": line.guaranteed,
+            }
+        )
+    return {"team": panel.team, "quotas": quotas, "budget": _budget(panel, currency, now)}
+
+
+def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:
+    if panel.budget is None or panel.spent is None:
+        return None
+    left = panel.budget - panel.spent
+    text = f"{money(left, currency)} left of {money(panel.budget, currency)}"
+    if left < 0:
+        text = f"over by {money(-left, currency)} of {money(panel.budget, currency)}"
+    return {
+        "label": f"Budget, {now:%B}",
+        "text": text,
+        "scale": max(panel.budget, panel.spent, Decimal(1)),
+        "used": min(panel.spent, panel.budget),
+        "over": max(Decimal(0), -left),
+        "mark": panel.budget,
+        "bad": left < 0,
+    }
+
+
+def _coming(user: User, now: datetime) -> list[dict[str, Any]]:
+    """Reservations, what waits for approval, and maintenance, by their start."""
+    rows: list[dict[str, Any]] = [_reservation_ahead(r) for r in work.reservations_ahead(user, now)]
+    rows += [row for row in map(_submission_ahead, work.own_submissions(user)) if row]
+    rows += [_maintenance_ahead(window) for window in work.maintenance_ahead(user, now)]
+    return sorted(rows, key=lambda row: row["start"])
+
+
+def _reservation_ahead(reservation: Reservation) -> dict[str, Any]:
+    return {
+        "start": reservation.start,
+        "end": reservation.end,
+        "url": reverse("reservation", args=[reservation.public_id]),
+        "title": reservation.name,
+        "text": f"Reservation, {home_cards.asked(reservation)}",
+    }
+
+
+def _submission_ahead(submission: Submission) -> dict[str, Any] | None:
+    if submission.kind != Submission.Kind.RESERVATION:
+        return None
+    payload = submission.payload
+    return {
+        "start": datetime.fromisoformat(payload["start"]),
+        "end": datetime.fromisoformat(payload["end"]),
+        "url": reverse("submission", args=[submission.public_id]),
+        "title": payload.get("name", "Reservation"),
+        "text": f"Waits for approval, {payload.get('units')} × {gpu_model(' or '.join(payload.get('models') or ['any GPU']))}",
+        "pending": True,
+    }
+
+
+def _maintenance_ahead(window: MaintenanceWindow) -> dict[str, Any]:
+    return {
+        "start": window.start,
+        "end": window.end,
+        "url": reverse("host", args=[window.host.name]),
+        "title": window.host.name,
+        "text": f"In maintenance: {window.reason}",
+    }

@@ -1,0 +1,279 @@
+"""The card of a workload: what components/workload_card.html shows, made of rows and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import wording
+from portal.models import User
+from portal.selectors.work import Held, Piece, is_notebook
+from portal.templatetags.gpupool import duration, gpu_model, money, percent
+from scheduler.core.model import WHOLE
+from scheduler.models import Reservation, Workload
+from scheduler.states import WorkloadState
+
+KEEP_SECONDS = 2 * 3600
+EXTEND_SECONDS = 3600
+LIVE = (WorkloadState.RUNNING, WorkloadState.NOTICE)
+BEFORE = (WorkloadState.PLACED, WorkloadState.STARTING)
+
+
+def card(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, Any]:
+    """One card; which parts it has follows from the workload's state."""
+    workload = piece.workload
+    made: dict[str, Any] = {
+        "id": f"card-{workload.public_id}",
+        "state": shown_state(workload),
+        "title": workload.name,
+        "url": page_of(workload),
+        "what": what(piece, currency),
+        "simulated": piece.simulated,
+        "actions": actions(piece, user),
+    }
+    if workload.state == WorkloadState.QUEUED:
+        made |= _waiting(piece, user, now)
+    elif workload.state in BEFORE:
+        made["steps"] = step_line(piece)
+    else:
+        made |= _running(piece, currency, now)
+    made["state_detail"] = _idle_since(workload, now) if made["state"] == "idle" else ""
+    say = _say(piece, user, now)
+    if say:
+        made["say"] = say
+    return made
+
+
+def page_of(workload: Workload) -> str:
+    """The address of a workload's page."""
+    return reverse("notebook" if is_notebook(workload) else "job", args=[workload.public_id])
+
+
+def shown_state(workload: Workload) -> str:
+    """The state a person sees: warned notebooks are idle, evicted work that waits again was preempted."""
+    if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
+        return "idle"
+    if workload.state == WorkloadState.QUEUED and workload.attempt:
+        return "preempted"
+    if workload.state == WorkloadState.ENDED:
+        return ended_state(workload.outcome)
+    return str(workload.state)
+
+
+def ended_state(outcome: str) -> str:
+    """The state of one that has ended, by how it ended."""
+    if outcome in ("cancelled", "drained"):
+        return "cancelled"
+    if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
+        return "ended"
+    return "failed"
+
+
+def asked(workload: Workload | Reservation) -> str:
+    """What it asks for: ``8 × H100 80GB on one host``, ``2 hosts × 8 A100 80GB``, ``1 × 1g.10gb of A100 80GB``."""
+    models = " or ".join(gpu_model(model) for model in workload.models_wanted) or "any GPU"
+    unit = models if workload.profile == WHOLE else f"{workload.profile} of {models}"
+    if workload.hosts > 1:
+        return f"{workload.hosts} hosts × {workload.units} {unit}"
+    return f"{workload.units} × {unit}" + (" on one host" if workload.units > 1 else "")
+
+
+def holds(held: Iterable[Held]) -> str:
+    """What is held: ``2 × A100 80GB``; different kinds joined by ``and``."""
+    counts: dict[str, int] = {}
+    for unit in held:
+        name = gpu_model(unit.model) if unit.profile == WHOLE else f"{unit.profile} of {gpu_model(unit.model)}"
+        counts[name] = counts.get(name, 0) + 1
+    return " and ".join(f"{count} × {name}" for name, count in counts.items())
+
+
+def where(held: Iterable[Held]) -> str:
+    """Hosts and GPUs: ``h19, GPU 4–5; h20, GPU 0``."""
+    by_host: dict[str, list[int]] = {}
+    for unit in held:
+        numbers = by_host.setdefault(unit.host, [])
+        if unit.gpu not in numbers:
+            numbers.append(unit.gpu)
+    return "; ".join(f"{host}, GPU {_spans(sorted(numbers))}" for host, numbers in by_host.items())
+
+
+def what(piece: Piece, currency: str) -> str:
+    """The line under a card's title."""
+    workload = piece.workload
+    kind = "Notebook" if is_notebook(workload) else "Job"
+    if piece.held:
+        return " · ".join((kind, holds(piece.held), where(piece.held)))
+    parts = [kind, asked(workload), f"at most {duration(workload.max_runtime_seconds)}"]
+    if piece.price_per_hour is not None:
+        parts.append(f"{money(piece.price_per_hour, currency)}/h")
+    return " · ".join(parts)
+
+
+def step_line(piece: Piece) -> list[dict[str, Any]]:
+    """The real steps of the present attempt, for the steps component."""
+    steps = wording.steps(piece.workload, piece.run)
+    line = []
+    for step in steps:
+        at = f"{timezone.localtime(step['at']):%H:%M:%S}" if step["at"] else ""
+        detail = step["detail"]
+        if step["word"] == "Placed" and piece.held:
+            detail = where(piece.held)
+        state = "todo" if step["state"] == "ahead" else step["state"]
+        line.append({"name": step["word"], "detail": " · ".join(part for part in (at, detail) if part), "state": state})
+    if piece.workload.stop_requested:
+        line[-1]["state"] = "failed"
+    return line
+
+
+def expected(workload: Workload, now: datetime) -> str:
+    """When it is expected to start, in words; ``not known`` where nothing known would free its units."""
+    if workload.expected_start is None:
+        return "not known"
+    if workload.expected_start <= now + timedelta(seconds=30):
+        return "any moment"
+    local, today = timezone.localtime(workload.expected_start), timezone.localtime(now)
+    if local.date() == today.date():
+        return f"about {local:%H:%M}"
+    return f"{local:%a} {local.day} {local:%b %H:%M}"
+
+
+def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, Any]]:
+    """The buttons of a workload, by its state. Who may not press one is told by the service; here others' work gets none."""
+    workload = piece.workload
+    if workload.state == WorkloadState.ENDED:
+        return [{"label": "Relaunch", "url": _verb(workload, "relaunch"), "small": small}]
+    mine = workload.owner_id == user.pk
+    found: list[dict[str, Any]] = []
+    if mine and is_notebook(workload) and workload.state in LIVE:
+        ready = piece.run is not None and piece.run.ready_at is not None
+        open_it = {"label": "Open", "url": reverse("notebook-open", args=[workload.public_id]), "post": True, "target": "_blank"}
+        found.append(
+            {**open_it, "kind": "primary", "icon": "open", "small": small}
+            if ready
+            else {"label": "Open", "disabled": "JupyterLab does not answer yet", "small": small}
+        )
+    if workload.state in LIVE and not workload.stop_requested:
+        found.append({"label": "Extend 1 h", "url": _verb(workload, "extend"), "post": True, "small": small, "fields": {"hours": 1}})
+    if workload.stop_requested or workload.state == WorkloadState.STOPPING:
+        return found
+    found.append(_stop(workload, small))
+    return found
+
+
+def _stop(workload: Workload, small: bool) -> dict[str, Any]:
+    running = workload.state in LIVE
+    label = "Stop" if running else "Cancel"
+    if not running:
+        loss = "It leaves the queue and loses its place."
+    elif is_notebook(workload):
+        loss = "The memory of its kernels is lost. Files saved in its home stay."
+    else:
+        loss = "What it did since its last checkpoint is lost. Its log and files stay."
+    return {
+        "label": label,
+        "url": _verb(workload, "cancel"),
+        "post": True,
+        "kind": "quiet danger",
+        "confirm": loss,
+        "confirm_label": f"{label} {workload.name}",
+        "small": small,
+    }
+
+
+def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
+    workload = piece.workload
+    return {
+        "position": workload.position,
+        "of": piece.waiting if workload.position else None,
+        "expected": expected(workload, now),
+        "why": wording.reason(workload.reason_code, workload.reason_numbers, user) or "The engine has not looked at it yet.",
+        "why_url": reverse("why", args=[workload.public_id]),
+    }
+
+
+def _running(piece: Piece, currency: str, now: datetime) -> dict[str, Any]:
+    use = piece.use
+    latest = "unknown" if use.latest is None else f"now {percent(use.latest)}"
+    made: dict[str, Any] = {
+        "spark": {
+            "values": use.values or [None],
+            "label": f"Utilisation over the last two hours, {latest}",
+            "value": percent(use.latest),
+            "small": f"SM {percent(use.sm_active)}" if use.sm_active is not None else "",
+        },
+        "readings": [_time_left(piece, now), _cost(piece, currency)],
+    }
+    return made
+
+
+def _time_left(piece: Piece, now: datetime) -> dict[str, str]:
+    end = piece.workload.gone_by if piece.workload.state != WorkloadState.RUNNING and piece.workload.gone_by else piece.ends_at
+    if end is None:
+        return {"label": "Time left", "value": "unknown"}
+    local, today = timezone.localtime(end), timezone.localtime(now)
+    clock = f"{local:%H:%M}" if local.date() == today.date() else f"{local:%a %H:%M}"
+    left = end - now
+    return {"label": "Time left", "value": duration(max(left, timedelta(0))), "small": f"to {clock}"}
+
+
+def _cost(piece: Piece, currency: str) -> dict[str, str]:
+    so_far = piece.cost if piece.cost is not None else (Decimal("0.00") if piece.price_per_hour is not None else None)
+    hourly = f"{money(piece.price_per_hour, currency)}/h" if piece.price_per_hour is not None else "no price set"
+    return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
+
+
+def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
+    """The line at the card's foot: what is about to happen, and the button that changes it."""
+    workload = piece.workload
+    if workload.state == WorkloadState.NOTICE:
+        why = wording.reason(_told(workload), {**workload.outcome_numbers, **workload.reason_numbers}, user)
+        return {"warn": True, "text": f"It was asked to write a checkpoint and make room. {why}"}
+    if workload.state == WorkloadState.STOPPING or workload.stop_requested:
+        return {"text": f"It is being stopped. {wording.reason(workload.stop_requested, {}, user)}".strip()}
+    if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
+        return {
+            "warn": True,
+            "text": "No busy kernel, no open page and a quiet GPU. It stops soon unless you use it; your files stay.",
+            "actions": [
+                {"label": "Keep it 2 h", "url": _verb(workload, "keep"), "post": True, "small": True, "fields": {"hours": 2}}
+            ],
+        }
+    if workload.state == WorkloadState.QUEUED and workload.attempt:
+        checkpoint = workload.checkpoint_at
+        return {"text": f"It ran before and goes on from its checkpoint of {wording.moment(checkpoint)}."} if checkpoint else {
+            "text": "It ran before; it starts from the beginning, as no checkpoint was written."
+        }
+    end = piece.ends_at
+    if workload.state == WorkloadState.RUNNING and end is not None and timedelta(0) < end - now < timedelta(minutes=15):
+        return {"warn": True, "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it."}
+    return None
+
+
+def _told(workload: Workload) -> str:
+    if workload.evicted_for_reservation_id:
+        return "evicted_for_reservation"
+    return workload.stop_requested or ("evicted_for_guarantee" if workload.borrowed_slots else "evicted_for_priority")
+
+
+def _idle_since(workload: Workload, now: datetime) -> str:
+    return duration(now - workload.idle_warned_at) if workload.idle_warned_at else ""
+
+
+def _verb(workload: Workload, verb: str) -> str:
+    return reverse(f"workload-{verb}", args=[workload.public_id])
+
+
+def _spans(numbers: list[int]) -> str:
+    """``0, 2–5`` for 0, 2, 3, 4, 5."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)

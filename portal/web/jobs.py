@@ -1,0 +1,369 @@
+"""Jobs: the list, and a job's page with its log, attempts, use, cost and what was decided about it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy, wording
+from portal.models import Organisation, User
+from portal.selectors import use, work
+from portal.selectors.work import Piece
+from portal.templatetags.gpupool import duration, gpu_model, money, percent
+from portal.web import home_cards, live
+from portal.web.access import signed_in, viewer
+from portal.web.context import organisation_of
+from portal.web.work_actions import workload_of
+from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
+from scheduler import logs
+from scheduler.models import Run, Workload, WorkloadKind
+from scheduler.states import WorkloadState
+
+TAIL_BYTES = 64 * 1024
+PART_BYTES = 128 * 1024
+TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
+BUCKET_WORDS = {
+    "used": "Held by this workload",
+    "reserved_unused": "Reserved, not used",
+    "preempted": "Lost to a preemption, not charged",
+    "hardware_lost": "Lost to hardware, not charged",
+}
+
+
+@signed_in
+def jobs(request: HttpRequest) -> HttpResponseBase:
+    """Every job the person may see, with filters, order, pages and CSV."""
+    user, now = viewer(request), timezone.now()
+    filters = WorkloadFilters(request.GET)
+    rows = ordered(filters.apply(work.listed(user, WorkloadKind.JOB), user), request.GET.get("sort", ""))
+    if request.GET.get("format") == "csv":
+        return workloads_csv("jobs", rows, now)
+    page = page_of(request, rows)
+    context = {
+        "filters": filters,
+        "page": page,
+        "rows": rows_of(work.pieces(page.object_list, now), user, organisation_of(request), now),
+        "kind": "job",
+        "may_launch": policy.launchable_projects(user).exists(),
+    }
+    return live.page(request, "work/jobs.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+
+
+@signed_in
+def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """A job's card and its tabs; ``?tab=`` says which."""
+    user, now = viewer(request), timezone.now()
+    workload = workload_of(request, public_id)
+    if workload.kind != WorkloadKind.JOB:
+        return redirect("notebook", public_id=public_id)
+    organisation = organisation_of(request)
+    currency = organisation.currency if organisation else "EUR"
+    piece = work.pieces([workload], now)[0]
+    context = {
+        "workload": workload,
+        "card": home_cards.card(piece, user, currency, now),
+        "steps": home_cards.step_line(piece) if workload.state in home_cards.BEFORE else None,
+        "facts": facts_of(piece, user, now),
+        "ended": wording.reason(workload.outcome, workload.outcome_numbers, user) if workload.state == WorkloadState.ENDED else "",
+        "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
+        "tabs": tabs_of(request, workload, piece, now),
+        **tab_context(request, workload, piece, user, currency, now),
+    }
+    return live.page(request, "work/job.html", "work/job_part.html", context, topics=[f"workload:{workload.public_id}"], now=now)
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+@signed_in
+def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """``?run=`` names the run. What came after byte ``?offset=``, to be added to what the page shows; ``?download=1``: all of it."""
+    workload = workload_of(request, public_id)
+    policy.require(viewer(request), "workload.logs", workload)
+    run = _run_of(request, workload)
+    if run is None:
+        raise Http404("This workload has no such run.")
+    if request.GET.get("download"):
+        return _whole_log(workload, run)
+    offset = _number(request.GET.get("offset"))
+    text, end = logs.read(run.public_id, offset, PART_BYTES)
+    # A file shorter than what was shown has begun anew; the page is then made again whole.
+    if end < offset:
+        return HttpResponse(status=204, headers={"HX-Refresh": "true"})
+    return render(request, "work/log_more.html", {"text": text, "log": _log_state(workload, run, end)})
+
+
+def _whole_log(workload: Workload, run: Run) -> HttpResponseBase:
+    path = logs.path(run.public_id)
+    if not path.exists():
+        raise Http404("This run has written nothing.")
+    name = f"{workload.public_id}-attempt-{run.attempt}-rank-{run.rank}.log"
+    return FileResponse(path.open("rb"), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
+
+
+def _run_of(request: HttpRequest, workload: Workload) -> Run | None:
+    """The run that ``?run=`` names, else the first of the last attempt."""
+    runs = workload.runs.select_related("host").order_by("-attempt", "rank")
+    given = request.GET.get("run")
+    if not given:
+        return runs.first()
+    try:
+        return runs.filter(public_id=uuid.UUID(given)).first()
+    except ValueError:
+        return None
+
+
+def _log_state(workload: Workload, run: Run, end: int) -> dict[str, Any]:
+    base = reverse("job-log", args=[workload.public_id])
+    return {
+        "more_url": f"{base}?run={run.public_id}&offset={end}",
+        "download_url": f"{base}?run={run.public_id}&download=1",
+        "goes_on": run.ended_at is None,
+        "connect": live.events_url([f"log:{run.public_id}"]),
+        "end": end,
+    }
+
+
+def _number(given: str | None) -> int:
+    return int(given) if given and given.isascii() and given.isdigit() and len(given) < 16 else 0
+
+
+# -- the tabs ----------------------------------------------------------------------------------------------------------
+
+
+def tabs_of(request: HttpRequest, workload: Workload, piece: Piece, now: datetime) -> list[dict[str, Any]]:
+    """The tabs of a workload's page; each is an address."""
+    current = _tab(request)
+    return [
+        {
+            "label": label,
+            "url": f"{request.path}?tab={name}",
+            "current": name == current,
+            "count": workload.attempt if name == "attempts" else None,
+        }
+        for name, label in TABS
+    ]
+
+
+def tab_context(
+    request: HttpRequest, workload: Workload, piece: Piece, user: User, currency: str, now: datetime
+) -> dict[str, Any]:
+    """What the chosen tab shows. A refresh of the live part above it asks for none of this."""
+    tab = _tab(request)
+    context: dict[str, Any] = {"tab": tab, "zone": str(timezone.get_current_timezone())}
+    if request.GET.get("part") == "live":
+        return context
+    if tab == "log":
+        context |= _log_tab(request, workload, user)
+    elif tab == "attempts":
+        context["attempts"] = [_attempt(found, user) for found in work.attempts(workload)]
+    elif tab == "use":
+        context |= _use_tab(workload, now)
+    elif tab == "cost":
+        context |= _cost_tab(workload, piece, currency)
+    else:
+        context["decisions"] = _decisions(workload, user)
+    return context
+
+
+def _tab(request: HttpRequest) -> str:
+    given = request.GET.get("tab", "log")
+    return given if given in dict(TABS) else "log"
+
+
+def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, Any]:
+    if not policy.may(user, "workload.logs", workload):
+        return {"log_refused": "Only its team, operators and auditors may read these logs."}
+    run = _run_of(request, workload)
+    if run is None:
+        return {"log": None}
+    text, end = logs.read(run.public_id, -TAIL_BYTES, TAIL_BYTES)
+    state = _log_state(workload, run, end)
+    runs = workload.runs.order_by("-attempt", "rank").select_related("host")[:20]
+    choices = [
+        {
+            "label": f"Attempt {other.attempt}, {other.host.name}",
+            "url": f"{request.path}?tab=log&run={other.public_id}",
+            "current": other.pk == run.pk,
+        }
+        for other in runs
+    ]
+    note = f"The last {TAIL_BYTES // 1024} kB; download it for the rest." if end > TAIL_BYTES else f"Attempt {run.attempt} on {run.host.name}"
+    return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
+
+
+def _attempt(found: dict[str, Any], user: User) -> dict[str, Any]:
+    runs: list[Run] = found["runs"]
+    first = runs[0]
+    outcome = next((run.outcome for run in runs if run.outcome), "")
+    numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None)}
+    ended = first.ended_at
+    began = first.running_at or first.starting_at or first.placed_at
+    return {
+        "number": found["number"],
+        "where": home_cards.where(found["held"]) or ", ".join(run.host.name for run in runs),
+        "what": home_cards.holds(found["held"]),
+        "placed_at": first.placed_at,
+        "running_at": first.running_at,
+        "ended_at": ended,
+        "lasted": duration(ended - began) if ended else "",
+        "state": home_cards.ended_state(outcome) if ended else str(first.state),
+        "word": wording.OUTCOMES.get(outcome, ("", "Ended", ""))[1] if ended else "",
+        "why": wording.reason(outcome, numbers, user) if outcome else "",
+        "checkpoint_at": max((run.checkpoint_at for run in runs if run.checkpoint_at), default=None),
+        "uuids": [unit.uuid for unit in found["held"]],
+        "runs": runs,
+    }
+
+
+def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
+    readings = use.hours_of(workload.pk, now)
+    moments = [timezone.localtime(at) for at, _, _ in readings]
+    figure = {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [f"{at:%Y-%m-%dT%H:%M}" for at in moments],
+                "y": [None if share is None else round(share * 100, 1) for _, share, _ in readings],
+                "name": "Utilisation",
+                "meta": {"colour": "accent"},
+            }
+        ],
+        "layout": {"yaxis": {"title": {"text": "% of the GPUs' time"}, "range": [0, 100]}},
+    }
+    table = {
+        "caption": f"Utilisation of {workload.name}",
+        "columns": [{"label": "Time"}, {"label": "Utilisation", "numeric": True}, {"label": "Memory at most, MiB", "numeric": True}],
+        "rows": [
+            [f"{at:%d %b %H:%M}", percent(share), f"{memory:,}" if memory is not None else None]
+            for at, (_, share, memory) in zip(moments, readings, strict=True)
+        ],
+    }
+    return {"use_known": bool(readings), "figure": figure, "use_table": table}
+
+
+def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]:
+    lines = use.charges_of(workload.pk)
+    written = sum((Decimal(line["amount"]) for line in lines), Decimal(0))
+    rows = [
+        [
+            f"{line['day']:%d %b %Y}",
+            BUCKET_WORDS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
+            gpu_model(line["model"]),
+            f"{line['slot_seconds'] / 840 / 3600:,.2f}",
+            money(use.rounded(Decimal(line["amount"])), currency),
+        ]
+        for line in lines
+    ]
+    so_far = piece.cost if piece.cost is not None else use.rounded(written)
+    table = {
+        "caption": "Charges by day",
+        "columns": [
+            {"label": "Day"},
+            {"label": "What"},
+            {"label": "GPU"},
+            {"label": "GPU-hours", "numeric": True},
+            {"label": "Charged", "numeric": True},
+        ],
+        "rows": rows,
+        "total": ["Total", "", "", "", money(use.rounded(written), currency)],
+        "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
+    }
+    readings = [
+        {"label": "So far", "value": money(so_far, currency)},
+        {"label": "Of it charged", "value": money(use.rounded(written), currency)},
+        {"label": "Per hour now", "value": money(piece.price_per_hour, currency) if piece.price_per_hour is not None else "–"},
+        {"label": "At most", "value": _most(workload, piece, currency), "small": f"for {duration(workload.max_runtime_seconds)}"},
+    ]
+    return {"cost_table": table, "cost_readings": readings}
+
+
+def _most(workload: Workload, piece: Piece, currency: str) -> str:
+    if piece.price_per_hour is None:
+        return "unknown" if workload.state != WorkloadState.ENDED else "–"
+    return money(use.rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+
+
+def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
+    words = {"placed": "Placed", "evicted": "Told to make room", "refused": "Waits"}
+    return [
+        {"at": decision.at, "word": words[decision.kind], "text": wording.reason(decision.code, decision.numbers, user), "code": decision.code}
+        for decision in workload.decisions.order_by("-at", "-pk")[:100]
+    ]
+
+
+# -- shared with notebooks ---------------------------------------------------------------------------------------------
+
+
+def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
+    """Key and value of a workload, for the side of its page."""
+    workload = piece.workload
+    facts: list[tuple[str, Any, str]] = [
+        ("Owner", workload.owner.get_full_name() or workload.owner.get_username(), ""),
+        ("Team", workload.project.team.name, reverse("team", args=[workload.project.team.slug])),
+        ("Project", workload.project.name, ""),
+        ("Pool", workload.pool.name, ""),
+        ("Asked for", home_cards.asked(workload), ""),
+        ("Type", workload.get_type_display().capitalize(), ""),
+        ("Priority", workload.get_priority_display().capitalize(), ""),
+        ("May be preempted", "yes, after a notice" if workload.preemptible else "no", ""),
+        ("Longest runtime", duration(workload.max_runtime_seconds), ""),
+    ]
+    if workload.reservation:
+        facts.append(("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id])))
+    if workload.most_retries:
+        facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
+    facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))
+    for unit in piece.held:
+        facts.append((f"GPU {unit.gpu} of {unit.host}", unit.uuid, reverse("host", args=[unit.host])))
+    return [{"label": label, "value": value, "url": url} for label, value, url in facts]
+
+
+def rows_of(pieces: list[Piece], user: User, organisation: Organisation | None, now: datetime) -> list[dict[str, Any]]:
+    """Rows of a list of notebooks or jobs."""
+    currency = organisation.currency if organisation else "EUR"
+    rows = []
+    for piece in pieces:
+        workload = piece.workload
+        state = home_cards.shown_state(workload)
+        rows.append(
+            {
+                "workload": workload,
+                "url": home_cards.page_of(workload),
+                "state": state,
+                "word": wording.state_word(workload)[1] if state != "idle" else "Idle",
+                "what": home_cards.holds(piece.held) or home_cards.asked(workload),
+                "where": home_cards.where(piece.held),
+                "simulated": piece.simulated,
+                "use": piece.use,
+                "use_text": percent(piece.use.latest) if piece.held else "",
+                "time": _time_of(piece, now),
+                "cost": money(piece.cost, currency) if piece.cost is not None else "–",
+                "actions": home_cards.actions(piece, user, small=True) if _may_act(workload, user) else [],
+            }
+        )
+    return rows
+
+
+def _may_act(workload: Workload, user: User) -> bool:
+    """Whether to offer buttons in a list. The service decides; a list asks no query per row."""
+    return workload.owner_id == user.pk and not user.auditor
+
+
+def _time_of(piece: Piece, now: datetime) -> str:
+    workload = piece.workload
+    if workload.state == WorkloadState.QUEUED:
+        return f"starts {home_cards.expected(workload, now)}" if workload.expected_start else f"waits {duration(now - workload.queued_at)}"
+    if workload.state == WorkloadState.ENDED:
+        ran = workload.ended_at - workload.started_at if workload.ended_at and workload.started_at else None
+        return f"ran {duration(ran)}" if ran is not None else "did not run"
+    end = piece.ends_at
+    return f"{duration(end - now)} left" if end is not None and end > now else "ends now"

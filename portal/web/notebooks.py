@@ -1,0 +1,238 @@
+"""Notebooks: the list, launching one from a template, watching it start, opening it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from portal import policy, wording
+from portal.errors import Conflict
+from portal.models import Template, User
+from portal.selectors import free, work
+from portal.services import workloads as verbs
+from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.web import home_cards, jobs, live
+from portal.web.access import signed_in, viewer
+from portal.web.context import organisation_of
+from portal.web.verb_form import VerbForm
+from portal.web.work_actions import workload_of
+from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
+from scheduler.models import Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.states import WorkloadState
+from telemetry.core.money import rounded
+
+REMEMBERED = "last_notebook"
+HOURS = (1, 2, 4, 8, 12, 24, 48, 72)
+
+
+@signed_in
+def notebooks(request: HttpRequest) -> HttpResponseBase:
+    """Every notebook the person may see, with filters, order, pages and CSV."""
+    user, now = viewer(request), timezone.now()
+    filters = WorkloadFilters(request.GET)
+    rows = ordered(filters.apply(work.listed(user, WorkloadKind.NOTEBOOK), user), request.GET.get("sort", ""))
+    if request.GET.get("format") == "csv":
+        return workloads_csv("notebooks", rows, now)
+    page = page_of(request, rows)
+    context = {
+        "filters": filters,
+        "page": page,
+        "rows": jobs.rows_of(work.pieces(page.object_list, now), user, organisation_of(request), now),
+        "kind": "notebook",
+        "may_launch": policy.launchable_projects(user).exists(),
+    }
+    return live.page(request, "work/notebooks.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+
+
+# -- launching ---------------------------------------------------------------------------------------------------------
+
+
+class LaunchForm(VerbForm):
+    template = forms.ChoiceField(label="What", widget=forms.RadioSelect)
+    project = forms.ChoiceField(label="Project")
+    pool = forms.ChoiceField(label="Pool")
+    model = forms.ChoiceField(label="GPU model", required=False)
+    type = forms.ChoiceField(label="Workload type", required=False, help_text="For the statement: what the GPUs were used for.")
+    hours = forms.ChoiceField(label="Longest life", help_text="It stops then, or earlier when it is idle. Its files stay.")
+    reservation = forms.ChoiceField(label="Inside a reservation", required=False)
+    name = forms.CharField(label="Name", required=False, help_text="Empty: named after the template and you.")
+
+    SERVICE_FIELDS = {"max_runtime_seconds": "hours", "models": "model", "units": "template", "profile": "template"}
+
+    def __init__(self, *args: Any, user: User, lines: list[free.FreeLine], currency: str, reservations: list[Reservation], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.templates = {t.slug: t for t in Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name")}
+        self.projects = {str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")}
+        self.pools = {line.pool.slug: line.pool for line in lines}
+        self.reservations = {str(r.public_id): r for r in reservations}
+        fields: dict[str, Any] = self.fields
+        fields["template"].choices = [(t.slug, _template_label(t, lines, currency)) for t in self.templates.values()]
+        fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
+        fields["pool"].choices = [(pool.slug, pool.name) for pool in self.pools.values()]
+        models = sorted({line.model for line in lines}, reverse=True)
+        fields["model"].choices = [("", "Any model"), *((m, gpu_model(m)) for m in models)]
+        fields["type"].choices = [("", "As the template says"), *WorkloadType.choices]
+        fields["hours"].choices = [("", "As the template says"), *((str(h), f"{h} hour{'s' if h > 1 else ''}") for h in HOURS)]
+        fields["hours"].required = False
+        fields["reservation"].choices = [("", "No"), *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items())]
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        """The service names its own arguments; each has its field here."""
+        super().add_error(self.SERVICE_FIELDS.get(field, field) if field else field, error)
+
+    def arguments(self) -> dict[str, Any]:
+        """What the service takes, of a valid form."""
+        data = self.cleaned_data
+        return {
+            "project": self.projects[data["project"]],
+            "pool": self.pools[data["pool"]],
+            "template": self.templates[data["template"]],
+            "name": data["name"],
+            "models": [data["model"]] if data["model"] else [],
+            "type": data["type"] or None,
+            "max_runtime_seconds": int(data["hours"]) * 3600 if data["hours"] else None,
+            "reservation": self.reservations.get(data["reservation"]),
+        }
+
+
+@signed_in
+def launch(request: HttpRequest) -> HttpResponse:
+    """The form is filled in from the last time, or from a notebook (``?from=``): then launching is one click."""
+    user, now = viewer(request), timezone.now()
+    organisation = organisation_of(request)
+    currency = organisation.currency if organisation else "EUR"
+    made = {
+        "user": user,
+        "lines": free.free_now(user, now),
+        "currency": currency,
+        "reservations": list(work.open_reservations(user, now)),
+    }
+    if request.method == "POST":
+        form = LaunchForm(request.POST, **made)
+        workload = None
+        if form.is_valid():
+            workload = form.carry_out(verbs.launch_notebook, actor=user, now=now, **form.arguments())
+        if workload is not None:
+            request.session[REMEMBERED] = {name: value for name, value in form.data.items() if name in form.fields and name != "name"}
+            return redirect(f"{reverse('notebook', args=[workload.public_id])}?open=1")
+    else:
+        form = LaunchForm(initial=_initial(request, user), **made)
+    context = {"form": form, "now": now, "in_a_team": bool(form.projects), "has_templates": bool(form.templates)}
+    return render(request, "work/notebook_launch.html", context, status=400 if form.errors else 200)
+
+
+def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
+    initial = dict(request.session.get(REMEMBERED, {}))
+    source = request.GET.get("from", "")
+    if source:
+        initial |= _as_before(user, source)
+    if request.GET.get("template"):
+        initial["template"] = request.GET["template"]
+    first = Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name").values_list("slug", flat=True).first()
+    initial.setdefault("template", first)
+    return initial
+
+
+def _as_before(user: User, source: str) -> dict[str, Any]:
+    """The fields of an earlier notebook."""
+    try:
+        public_id = uuid.UUID(source)
+    except ValueError:
+        return {}
+    workload = policy.visible_workloads(user).filter(public_id=public_id, kind=WorkloadKind.NOTEBOOK).select_related("pool").first()
+    if workload is None:
+        return {}
+    match = Template.objects.filter(kind=WorkloadKind.NOTEBOOK, units=workload.units, profile=workload.profile).first()
+    hours = workload.max_runtime_seconds // 3600
+    return {
+        "project": str(workload.project_id),
+        "pool": workload.pool.slug,
+        "model": workload.models_wanted[0] if len(workload.models_wanted) == 1 else "",
+        "type": workload.type,
+        "hours": str(hours) if hours in HOURS else "",
+        "name": workload.name,
+        **({"template": match.slug} if match else {}),
+    }
+
+
+def _template_label(template: Template, lines: list[free.FreeLine], currency: str) -> SafeString:
+    fitting = [line for line in lines if line.profile == template.profile]
+    now_free = max((line.free_on_one_host for line in fitting), default=0)
+    prices = [line.price * template.units for line in fitting if line.price is not None]
+    words = [template.description.rstrip(".") or template.name]
+    words.append(f"at most {duration(template.max_runtime_seconds)}")
+    if prices:
+        words.append(f"from {money(rounded(min(prices)), currency)}/h")
+    words.append("can start now" if now_free >= template.units else "would wait")
+    return format_html('<b>{}</b> <span class="muted">{}</span>', template.name, ", ".join(words))
+
+
+# -- one notebook ------------------------------------------------------------------------------------------------------
+
+
+@signed_in
+def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """How it starts, step by step; then what it uses. ``?open=1`` (after launching) opens JupyterLab when it answers."""
+    user, now = viewer(request), timezone.now()
+    workload = workload_of(request, public_id)
+    if workload.kind != WorkloadKind.NOTEBOOK:
+        return redirect("job", public_id=public_id)
+    organisation = organisation_of(request)
+    currency = organisation.currency if organisation else "EUR"
+    piece = work.pieces([workload], now)[0]
+    context = {
+        "workload": workload,
+        "card": home_cards.card(piece, user, currency, now),
+        "steps": home_cards.step_line(piece) if workload.state != WorkloadState.ENDED else None,
+        "ready": _is_ready(piece, user),
+        "opens_itself": bool(request.GET.get("open")) and _is_ready(piece, user),
+        "waits_to_open": bool(request.GET.get("open")) and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
+        "open_url": reverse("notebook-open", args=[workload.public_id]),
+        "facts": jobs.facts_of(piece, user, now),
+        "ended": _how_it_ended(workload, user),
+        "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
+        "tabs": jobs.tabs_of(request, workload, piece, now),
+        **jobs.tab_context(request, workload, piece, user, currency, now),
+    }
+    return live.page(
+        request, "work/notebook.html", "work/notebook_part.html", context, topics=[f"workload:{workload.public_id}", "queue"], now=now
+    )
+
+
+@signed_in
+@require_POST
+def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """Off to the workspace's own origin, with a code that is good for a minute and for this browser's session."""
+    workload = workload_of(request, public_id)
+    try:
+        url = verbs.open_workspace(
+            actor=viewer(request), workload=workload, session_key=request.session.session_key or "", now=timezone.now()
+        )
+    except Conflict as refusal:
+        messages.error(request, refusal.message)
+        return redirect("notebook", public_id=public_id)
+    return HttpResponse(status=303, headers={"Location": url})
+
+
+def _is_ready(piece: work.Piece, user: User) -> bool:
+    workload = piece.workload
+    answers = piece.run is not None and piece.run.ready_at is not None
+    return answers and workload.state in home_cards.LIVE and workload.owner_id == user.pk
+
+
+def _how_it_ended(workload: Workload, user: User) -> str:
+    if workload.state != WorkloadState.ENDED:
+        return ""
+    return wording.reason(workload.outcome, workload.outcome_numbers, user)
+
+

@@ -1,0 +1,21 @@
+/* A notebook's page opens JupyterLab when it answers; a log stays at its end while one reads there. */
+"use strict";
+(() => {
+  const openItself = (within) => {
+    const form = within.querySelector?.("form[data-opens-itself]");
+    if (!form || form.dataset.sent) return;
+    form.dataset.sent = "1";
+    // Coming back to this page must not open it again.
+    const address = new URL(location.href);
+    address.searchParams.delete("open");
+    history.replaceState(null, "", address);
+    form.submit();
+  };
+  const follow = (event) => {
+    const log = event.target.closest?.("[data-follow]");
+    if (log && log.dataset.atEnd !== "false") log.scrollTop = log.scrollHeight;
+  };
+  document.addEventListener("htmx:load", (event) => openItself(event.target));
+  document.addEventListener("htmx:oobAfterSwap", follow);
+  openItself(document);
+})();
