@@ -1,0 +1,204 @@
+"""What a workload in the sandbox can't reach. Each thing tried here is reachable for a plain process of the same user."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture
+async def agent(make_agent: MakeAgent) -> AgentProcess:
+    return await make_agent(launcher="bubblewrap")
+
+
+async def output(edge: FakeEdge, command: str, generation: int = 1, **fields: object) -> str:
+    """What the command prints in the sandbox."""
+    wanted = job(f"{command}\necho the end", generation=generation, **fields)  # type: ignore[arg-type]
+    await edge.want(wanted)
+    await edge.until_state(wanted.run, "ended")
+    await edge.until(lambda: edge.log(wanted.run).endswith("the end\n"))
+    return edge.log(wanted.run).removesuffix("the end\n")
+
+
+async def test_the_agents_state_and_credential_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+    identity = agent.state / "identity.json"
+    credential = json.loads(identity.read_text())["credential"]
+    assert identity.stat().st_mode & 0o777 == 0o600
+    search = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; grep -rs credential-[0-9] /run /home /tmp /etc"
+    found = await output(edge, f"cat {identity}; ls {agent.state}; {search}")
+    assert credential not in found
+    assert f"cannot access '{agent.state}'" in found
+
+
+async def test_other_peoples_homes_and_checkpoints_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+    await output(edge, "echo secret > ~/mine; echo secret > $GPUPOOL_CHECKPOINT_DIR/mine", owner="bob")
+    found = await output(edge, "ls -A /home; find / -name mine 2>/dev/null", generation=2, owner="ada")
+    assert found == "ada\n"
+    assert (agent.state / "homes" / "bob" / "mine").read_text() == "secret\n"
+
+
+async def test_a_home_survives_the_workload(edge: FakeEdge, agent: AgentProcess) -> None:
+    await output(edge, "echo kept > ~/file")
+    assert await output(edge, "cat ~/file", generation=2) == "kept\n"
+
+
+async def test_processes_of_others_can_not_be_seen_or_hurt(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("sleep 300", generation=1))
+    await edge.until_state("run-1", "running")
+    seen = await output(edge, "ls -d /proc/[0-9]* | wc -l; kill -KILL -1 2>&1; echo $?", generation=2)
+    assert int(seen.split()[0]) < 10
+    assert (await edge.until_state("run-1", "running")).outcome == ""
+
+
+async def test_there_are_no_device_nodes_but_the_harmless_ones_and_none_can_be_made(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    found = await output(edge, "ls /dev; mknod /tmp/sda b 8 0; ls /tmp/sda; cat /dev/mem")
+    nodes = found.split("mknod")[0].split()
+    assert set(nodes) <= {
+        *(
+            "console",
+            "core",
+            "fd",
+            "full",
+            "mqueue",
+            "null",
+            "ptmx",
+            "pts",
+            "random",
+            "shm",
+            "stderr",
+            "stdin",
+            "stdout",
+        ),
+        *("tty", "urandom", "zero"),
+    }
+    assert "Operation not permitted" in found
+
+
+async def test_no_powers_and_no_way_to_get_some(edge: FakeEdge, agent: AgentProcess) -> None:
+    found = await output(
+        edge,
+        "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; unshare --user true; unshare --mount true; mount -t tmpfs x /mnt",
+    )
+    lines = dict(line.split(":\t") for line in found.splitlines() if ":\t" in line)
+    assert int(lines["CapEff"], 16) == 0
+    assert int(lines["CapBnd"], 16) == 0
+    assert lines["NoNewPrivs"] == "1"
+    assert found.count("unshare failed") == 2
+    assert "mount:" in found
+
+
+async def test_only_its_own_folders_can_be_written(edge: FakeEdge, agent: AgentProcess) -> None:
+    places = [
+        "/",
+        "/etc",
+        "/usr",
+        "/usr/bin",
+        "/run",
+        "/run/gpupool",
+        "/run/gpupool/in",
+        "/run/gpupool/tools/bin",
+        "/home",
+        "/var",
+    ]
+    tries = "\n".join(f"touch {place}/x 2>/dev/null && echo {place}" for place in places)
+    assert await output(edge, tries) == ""
+    assert (
+        await output(edge, "touch ~/x /tmp/x $GPUPOOL_CHECKPOINT_DIR/x /run/gpupool/out/x && echo all", generation=2)
+        == "all\n"
+    )
+
+
+async def test_secrets_of_the_host_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert await output(edge, "cat /etc/shadow /etc/sudoers 2>/dev/null; ls /root/.ssh /etc/ssh 2>/dev/null") == ""
+
+
+async def test_nothing_of_the_agents_environment_reaches_the_workload(
+    edge: FakeEdge, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_HOST", "hush")
+    await make_agent(launcher="bubblewrap")
+    assert "hush" not in await output(edge, "env; cat /proc/1/environ | tr '\\0' '\\n'")
+
+
+async def test_the_contract_can_not_be_overridden_by_the_asked_environment(edge: FakeEdge, agent: AgentProcess) -> None:
+    wrong = {"CUDA_VISIBLE_DEVICES": "GPU-somebody-elses", "GPUPOOL_WORKLOAD": "other"}
+    unit = agent.units[0]
+    found = await output(edge, "echo $CUDA_VISIBLE_DEVICES $GPUPOOL_WORKLOAD", environment=wrong, units=[unit])
+    assert found == f"{unit} workload-1\n"
+
+
+async def test_an_exposed_path_can_be_read_and_not_written(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "set").write_text("numbers\n")
+    await make_agent("--expose", str(data), launcher="bubblewrap")
+    assert (
+        await output(edge, f"cat {data}/set; touch {data}/x 2>/dev/null && echo written; ls {tmp_path}")
+        == "numbers\ndata\n"
+    )
+
+
+async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(edge: FakeEdge, agent: AgentProcess) -> None:
+    target = agent.state / "identity.json"
+    before = target.read_text()
+    await output(
+        edge,
+        f"ln -s {target} /run/gpupool/out/load; ln -s {target} $GPUPOOL_CHECKPOINT_DIR/.done; rm -rf ~/.x; ln -s / ~/.x; sleep 1",
+        workload="same",
+        units=[agent.units[0]],
+    )
+    seen = edge.seen("run-1")
+    assert seen is not None and seen.checkpoint_at is None
+    await output(edge, "true", generation=2, workload="same")
+    assert target.read_text() == before
+
+
+async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: AgentProcess) -> None:
+    from agent import processes
+
+    await edge.want(job("setsid sleep 300 & sleep 300", units=[agent.units[0]]))
+    await edge.until_state("run-1", "running")
+    shim = agent.shim("run-1")
+    await edge.until(lambda: len(processes.below(processes.scan(), shim["pid"])) >= 4)
+    tree = processes.below(processes.scan(), shim["pid"])
+    os.kill(shim["pid"], 9)
+    assert (await edge.until_state("run-1", "ended")).outcome == "host_lost"
+    await edge.until(lambda: not any(processes.is_alive(process.pid, process.start_ticks) for process in tree), 5)
+
+
+async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    command = (
+        "trap 'echo notice; cat $GPUPOOL_NOTICE; gpupool-checkpoint done' USR1; trap 'echo term; exit 0' TERM;"
+        " echo begun; while :; do sleep 0.1; done"
+    )
+    await edge.want(job(command))
+    await edge.until(lambda: "begun" in edge.log("run-1"))
+    await edge.change("run-1", verb="notice", code="evicted_for_guarantee")
+    await edge.until(lambda: "notice" in edge.log("run-1"))
+    seen = edge.seen("run-1")
+    await edge.until(lambda: edge.seen("run-1").checkpoint_at is not None)  # type: ignore[union-attr]
+    assert seen is not None
+    await edge.change("run-1", verb="stop", code="evicted_for_guarantee")
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "checkpointed"
+    await edge.until(lambda: "term" in edge.log("run-1"))
+
+
+async def test_the_host_says_which_isolation_it_has(edge: FakeEdge, agent: AgentProcess) -> None:
+    inventory = edge.observed[-1].inventory
+    assert inventory.isolation == "bubblewrap" and inventory.simulated
+    assert any("no user id per team" in note for note in inventory.notes)
