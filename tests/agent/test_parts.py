@@ -1,0 +1,349 @@
+"""The agent's parts that need no process: locks, generations, spool, logs, simulated readings, arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import locks, logs
+from agent.commands import main
+from agent.doors import NoDoor, socket_path
+from agent.locks import Busy, Claim
+from agent.meter import Use
+from agent.protocol import SampleRow
+from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
+from agent.spool import Spool
+from agent.state import Generations, State, StateError
+
+# locks
+
+
+def test_a_whole_gpu_is_held_by_one(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    with pytest.raises(Busy, match="GPU-a"):
+        locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    held.close()
+    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+
+
+def test_slices_share_a_gpu_but_not_slots_and_not_with_a_whole_holder(tmp_path: Path) -> None:
+    one = locks.take(tmp_path, [Claim("GPU-a", 0, 120)])
+    two = locks.take(tmp_path, [Claim("GPU-a", 120, 120)])
+    for claim in (Claim("GPU-a", 0, 120), Claim("GPU-a", 0, 840)):
+        with pytest.raises(Busy):
+            locks.take(tmp_path, [claim])
+    one.close()
+    two.close()
+    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+
+
+def test_locks_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [Claim("GPU-b", 0, 840)])
+    with pytest.raises(Busy):
+        locks.take(tmp_path, [Claim("GPU-a", 0, 840), Claim("GPU-b", 0, 840)])
+    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+    held.close()
+
+
+def test_a_lock_lives_as_long_as_the_last_process_that_inherited_it(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    heir = subprocess.Popen(["sleep", "300"], pass_fds=held.descriptors)
+    held.close()
+    with pytest.raises(Busy):
+        locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    heir.kill()
+    heir.wait()
+    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+
+
+# generations and state
+
+
+def test_generations_only_grow_per_unit_and_are_used_once_also_after_a_restart(tmp_path: Path) -> None:
+    generations = Generations(tmp_path / "g.json")
+    assert generations.refusal(5, ["a"]) == ""
+    generations.use(5, ["a"])
+    generations.use(6, [])
+    again = Generations(tmp_path / "g.json")
+    assert "not above 5" in again.refusal(4, ["b", "a"])
+    assert "used before" in again.refusal(5, ["b"])
+    assert "used before" in again.refusal(6, [])
+    assert again.refusal(4, ["b"]) == ""
+
+
+def test_one_agent_per_state_folder(tmp_path: Path) -> None:
+    first = State(tmp_path / "state")
+    with pytest.raises(StateError, match="another agent"):
+        State(tmp_path / "state")
+    assert (first.folder.stat().st_mode & 0o777) == 0o700
+
+
+# spool
+
+
+def rows(number: int) -> list[SampleRow]:
+    return [SampleRow(unit="u", ts=float(number))]
+
+
+def test_batches_are_numbered_without_gaps_and_survive_a_restart(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    assert [spool.add(rows(number)) for number in (1, 2, 3)] == [1, 2, 3]
+    again = Spool(tmp_path)
+    assert again.pending(0) == [1, 2, 3]
+    assert again.read(2).rows == rows(2)
+    assert again.add(rows(4)) == 4
+
+
+def test_only_what_is_committed_is_deleted_and_numbers_go_on(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in (1, 2, 3):
+        spool.add(rows(number))
+    spool.commit(2)
+    assert spool.pending(0) == [3]
+    spool.commit(3)
+    assert spool.pending(0) == []
+    again = Spool(tmp_path)
+    assert again.add(rows(4)) == 4
+    again.commit(3)
+    assert again.pending(0) == [4]
+
+
+def test_a_late_watermark_brings_nothing_back(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in (1, 2):
+        spool.add(rows(number))
+    spool.commit(2)
+    spool.commit(1)
+    assert spool.pending(0) == []
+
+
+def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.add(rows(1))
+    spool.commit(700)
+    assert spool.pending(0) == [701]
+    assert spool.read(701).rows == rows(1)
+    assert spool.add(rows(2)) == 702
+
+
+def test_a_full_spool_loses_its_oldest_rows_and_no_number(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, largest_bytes=5000)
+    for number in range(1, 31):
+        spool.add(rows(number))
+    assert spool.pending(0) == list(range(1, 31))
+    assert spool.read(1).rows == []
+    assert spool.read(30).rows == rows(30)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 6000
+
+
+def test_a_damaged_batch_comes_back_empty_with_its_number(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.add(rows(1))
+    next(tmp_path.glob("*.json")).write_text('{"sequence": 1, "rows": [{"un')
+    assert Spool(tmp_path).read(1).rows == []
+
+
+# logs
+
+
+def test_a_log_is_read_over_its_segments_from_any_byte(tmp_path: Path) -> None:
+    (tmp_path / "000000000000000").write_bytes(b"hello ")
+    (tmp_path / "000000000000006").write_bytes(b"world")
+    assert logs.read(tmp_path, 0, ended=False) == (0, "hello ", 6)
+    assert logs.read(tmp_path, 6, ended=False) == (6, "world", 11)
+    assert logs.read(tmp_path, 8, ended=False) == (8, "rld", 11)
+    assert logs.read(tmp_path, 11, ended=False) == (11, "", 11)
+    (tmp_path / "000000000000000").unlink()
+    assert logs.read(tmp_path, 0, ended=False) == (6, "world", 11)
+
+
+def test_half_a_character_waits_for_its_rest_unless_nothing_more_comes(tmp_path: Path) -> None:
+    (tmp_path / "000000000000000").write_bytes("aé".encode()[:2])
+    assert logs.read(tmp_path, 0, ended=False) == (0, "a", 1)
+    assert logs.read(tmp_path, 1, ended=False) == (1, "", 1)
+    assert logs.read(tmp_path, 0, ended=True) == (0, "a?", 2)
+
+
+# simulated readings
+
+
+def meter(tmp_path: Path, models: str = "1xH100-80GB", slices: str = "") -> SimulatedMeter:
+    listed = parse_models(models)
+    return SimulatedMeter("h1", listed, parse_mig(slices, listed), tmp_path)
+
+
+def use(load: float | None = None, cpu: float = 0.0, memory: int | None = None) -> Use:
+    return Use("run", frozenset({1}), cpu, 1, load, memory)
+
+
+def sample(source: SimulatedMeter, uses: dict[str, Use], now: float) -> list[SampleRow]:
+    return asyncio.run(source.sample(uses, now))
+
+
+def unit_of(source: SimulatedMeter) -> str:
+    return asyncio.run(source.hardware()).gpus[0].units[0].uuid
+
+
+def test_an_idle_gpu_is_not_busy_and_still_draws_its_idle_watts(tmp_path: Path) -> None:
+    source = meter(tmp_path)
+    first, second = sample(source, {}, 100.0)[0], sample(source, {}, 110.0)[0]
+    assert second.utilisation == 0 and second.processes == 0 and second.run is None
+    assert second.power_w is not None and 60 < second.power_w < 80
+    assert first.energy_mj is not None and second.energy_mj is not None
+    assert 600_000 < second.energy_mj - first.energy_mj < 800_000
+
+
+def test_a_declared_load_is_followed_by_power_memory_and_heat(tmp_path: Path) -> None:
+    source = meter(tmp_path)
+    unit = unit_of(source)
+    sample(source, {unit: use(90.0)}, 100.0)
+    row = sample(source, {unit: use(90.0)}, 400.0)[0]
+    assert row.utilisation is not None and 85 < row.utilisation < 95
+    assert row.power_w is not None and row.power_w > 500
+    assert row.temperature_c is not None and row.temperature_c > 55
+    assert row.memory_used_mib is not None and row.memory_used_mib > 40_000
+    assert (
+        row.sm_active is not None
+        and row.tensor_active is not None
+        and row.utilisation > row.sm_active > row.tensor_active
+    )
+
+
+def test_without_a_declaration_the_cpu_of_the_process_tree_counts(tmp_path: Path) -> None:
+    source = meter(tmp_path)
+    unit = unit_of(source)
+    sample(source, {unit: use(cpu=50.0)}, 100.0)
+    assert sample(source, {unit: use(cpu=55.0)}, 110.0)[0].utilisation == 50.0
+    assert sample(source, {unit: use(cpu=155.0)}, 120.0)[0].utilisation == 100.0
+    assert sample(source, {unit: use(cpu=155.0)}, 130.0)[0].utilisation == 0.0
+
+
+def test_under_mig_utilisation_and_board_power_are_unknown_and_never_zero(tmp_path: Path) -> None:
+    source = meter(tmp_path, slices="0:7x1g.10gb")
+    gpu = asyncio.run(source.hardware()).gpus[0]
+    assert [(unit.first_slot, unit.slots) for unit in gpu.units] == [(120 * place, 120) for place in range(7)]
+    row = sample(source, {gpu.units[0].uuid: use(80.0)}, 100.0)[0]
+    assert (row.utilisation, row.power_w, row.energy_mj, row.temperature_c) == (None, None, None, None)
+    assert row.sm_active is not None and row.sm_active > 0
+    ampere = meter(tmp_path, "1xA100-40GB", "0:7x1g.5gb")
+    assert sample(ampere, {}, 100.0)[0].sm_active is None
+
+
+def test_the_same_host_has_the_same_gpus_after_a_restart_and_another_host_has_others(tmp_path: Path) -> None:
+    assert unit_of(meter(tmp_path)) == unit_of(meter(tmp_path))
+    other = SimulatedMeter("h2", ["H100-80GB"], {}, tmp_path)
+    assert unit_of(other) != unit_of(meter(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8", "x", "8xB2", "0xH100-80GB", "65xH100-80GB", "9999xH100-80GB", "-1xH100-80GB", "1xH100-80GB,"]
+)
+def test_impossible_hosts_are_refused(text: str) -> None:
+    with pytest.raises(BadSimulation, match="--simulate: "):
+        parse_models(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["7x1g.10gb", "1:7x1g.10gb", "0:8x1g.10gb", "0:2x4g.40gb", "0:3x3g.40gb", "0:1x9g.10gb", "0:7x1g.10gb,0:1x1g.10gb"],
+)
+def test_impossible_slices_are_refused(text: str) -> None:
+    with pytest.raises(BadSimulation, match="--simulate-mig: "):
+        parse_mig(text, ["H100-80GB"])
+
+
+# doors
+
+
+def test_a_link_in_place_of_a_socket_is_no_door(tmp_path: Path) -> None:
+    import socket
+
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "real.sock"))
+    (tmp_path / "link.sock").symlink_to("real.sock")
+    (tmp_path / "file.sock").write_text("")
+    with socket_path(tmp_path / "real.sock") as path:
+        assert path.startswith("/proc/self/fd/")
+    for name in ("link.sock", "file.sock", "none.sock"):
+        with pytest.raises(NoDoor), socket_path(tmp_path / name):
+            pass
+    server.close()
+
+
+# arguments
+
+GOOD = ["run", "--state", "S", "--edge", "http://127.0.0.1:1", "--join-token", "t", "--simulate", "1xH100-80GB"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "run|probe|plant-xid"),
+        (["dance"], "dance"),
+        (["run"], "--state, --edge"),
+        ([*GOOD, "--edge", "ftp://x"], "ftp://x"),
+        ([*GOOD, "--edge", "http://x:99999"], "Port out of range"),
+        ([*GOOD, "--host", "Bad_Name"], "Bad_Name"),
+        ([*GOOD, "--host", "x" * 64], "at most 63"),
+        ([*GOOD, "--sample-seconds", "0"], "0.1 to 3600"),
+        ([*GOOD, "--sample-seconds", "nan"], "0.1 to 3600"),
+        ([*GOOD, "--simulate", "8xB2"], "no model 'B2'"),
+        ([*GOOD, "--simulate-mig", "5:7x1g.10gb"], "GPU 5"),
+        ([*GOOD, "--launcher", "magic"], "magic"),
+        ([*GOOD, "--expose", "relative"], "relative"),
+        ([*GOOD, "--state", "/dev/null"], "is a file"),
+        ([*GOOD, "--homes", "S"], "--homes"),
+        (["run", "--state", "S", "--edge", "http://x", "--simulate-mig", "0:7x1g.10gb"], "needs --simulate"),
+        (["run", "--state", "S", "--edge", "http://x", "--simulate", "1xH100-80GB"], "--join-token: needed"),
+        (["plant-xid", "--state", "S", "--gpu", "0", "--code", "79"], "not the state folder"),
+        (["plant-xid", "--state", "S", "--gpu", "x", "--code", "79"], "whole number from 0 to 63"),
+        (["plant-xid", "--state", "S", "--gpu", "0", "--code", "0"], "whole number from 1"),
+    ],
+)
+def test_a_wrong_argument_ends_with_one_line_that_names_it(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(arguments)
+    except SystemExit as error:
+        status = int(str(error.code))
+    message = capsys.readouterr().err
+    assert status == 2
+    assert message.count("\n") == 1 and words in message
+
+
+def test_probe_prints_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "--simulate", "2xA100-80GB"]) == 0
+    printed = capsys.readouterr().out
+    assert '"simulated": true' in printed and printed.count("A100-80GB") == 2
+
+
+def test_the_agent_imports_nothing_of_the_server() -> None:
+    code = (
+        "import agent.daemon, agent.commands, sys;"
+        "server = {'django', 'scheduler', 'portal', 'telemetry', 'config', 'pynvml'};"
+        "print([name for name in sys.modules if name.split('.')[0] in server])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path: Path) -> None:
+    shim = Path(__file__).parents[2] / "agent" / "shim.py"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(shim)!r})"], check=False
+    )
+    assert done.returncode == 0
+    assert os.path.exists(shim)

@@ -1,0 +1,153 @@
+"""Samples, hardware events, joining and credentials: what the agent tells over its line, and what it keeps when the line is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from agent.state import read_json
+from tests.agent.conftest import ROOT, AgentProcess, job
+from tests.agent.fake_edge import FakeEdge
+
+
+async def test_samples_name_the_run_that_holds_the_unit_and_follow_its_declared_load(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    unit = agent.units[0]
+    await edge.want(job("echo 75 > $GPUPOOL_SIMULATED_LOAD; sleep 300", units=[unit]))
+
+    def busy() -> bool:
+        last = [row for batch in edge.batches[-3:] for row in batch.rows if row.unit == unit and row.run == "run-1"]
+        return bool(last) and last[-1].utilisation is not None and 70 < last[-1].utilisation < 80
+
+    await edge.until(busy)
+    idle = [row for row in edge.batches[-1].rows if row.unit != unit]
+    assert idle and all(row.run is None and row.utilisation is None for row in idle), "the slices: unknown, not zero"
+
+
+async def test_a_load_declared_in_the_environment_counts_too(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    await edge.want(job("sleep 300", units=[unit], environment={"GPUPOOL_SIMULATED_UTILISATION": "40"}))
+    await edge.until(
+        lambda: any(
+            row.unit == unit and 35 < (row.utilisation or 0) < 45 for batch in edge.batches[-2:] for row in batch.rows
+        )
+    )
+
+
+async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committed(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    edge.commits = False
+    await edge.until(lambda: len(edge.batches) >= 3)
+    already = edge.committed
+    await agent.kill()
+    first_time = {batch.sequence: batch for batch in edge.batches}
+    edge.batches.clear()
+    await agent.start()
+    await edge.until(lambda: len(edge.batches) >= len(first_time) - already + 1)
+    again = [batch.sequence for batch in edge.batches]
+    assert again == list(range(already + 1, already + 1 + len(again))), "from the watermark on, in order, without gaps"
+    assert all(batch == first_time[batch.sequence] for batch in edge.batches if batch.sequence in first_time)
+    edge.commits = True
+    edge.committed = max(again)
+    spool = agent.state / "spool"
+    await edge.until(lambda: len(list(spool.glob("*.json"))) <= 3)
+
+
+async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.until(lambda: edge.batches)
+    port = int(edge.url.rsplit(":", 1)[1])
+    await edge.stop()
+    await asyncio.sleep(2.0)
+    await edge.start(port)
+    heard = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > heard + 3)
+    times = sorted({row.ts for batch in edge.batches for row in batch.rows})
+    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 1.5, "no hole"
+    numbers = sorted({batch.sequence for batch in edge.batches})
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_planted_xid_is_reported_once_per_event_and_again_after_a_reconnect(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    command = [sys.executable, "-m", "agent", "plant-xid", "--state", str(agent.state), "--gpu", "1", "--code", "79"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, cwd=ROOT)
+    await edge.until(lambda: edge.health)
+    event = edge.health[0]
+    assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
+    assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
+    await agent.kill()
+    await agent.start()
+    await edge.until(lambda: len(edge.health) >= 2)
+    assert {health.event_id for health in edge.health} == {event.event_id}
+
+
+async def test_joining_keeps_a_private_credential_and_needs_no_second_token(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    path = agent.state / "identity.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    instance = read_json(path)["instance"]
+    await agent.kill()
+    await agent.start()
+    assert len(edge.joins) == 1
+    assert edge.joins[0].host == "h1" and edge.joins[0].instance == instance == edge.observed[-1].instance
+
+
+async def test_a_renewed_credential_is_kept_and_used(edge: FakeEdge, agent: AgentProcess) -> None:
+    edge.credentials.add("renewed")
+    await edge.send(dataclasses.replace(edge.desired(), credential="renewed", credential_expires_at=2e9))
+    await edge.until(lambda: read_json(agent.state / "identity.json")["credential"] == "renewed")
+    edge.credentials = {"renewed"}
+    await agent.kill()
+    await agent.start()
+    assert len(edge.joins) == 1
+
+
+async def test_a_refused_token_ends_the_agent_with_one_line(edge: FakeEdge, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", "run", "--state", str(tmp_path / "state"), "--edge", edge.url),
+        *("--join-token", "wrong", "--host", "h1", "--simulate", "1xH100-80GB", "--launcher", "plain"),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    assert (
+        said.decode().splitlines()[-1]
+        == "agent: --join-token: the server refused it (403): this join token is not known"
+    )
+
+
+async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(edge: FakeEdge, agent: AgentProcess) -> None:
+    await agent.kill()
+    edge.credentials.clear()
+    await agent.start()
+    assert len(edge.joins) == 2
+
+
+async def test_a_refusal_with_retry_brings_the_agent_back_and_a_garbled_frame_does_no_harm(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    await edge.want(job("sleep 300"))
+    await edge.until_state("run-1", "running")
+    for garbage in ("not json", "[]", json.dumps({"kind": "dance"}), json.dumps({"kind": "desired", "runs": 5})):
+        for socket in list(edge.sync_sockets):
+            await socket.send_str(garbage)
+    await edge.refuse("the database is away", retry=True)
+    heard = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > heard + 2)
+    assert (await edge.until_state("run-1", "running")).outcome == ""
+
+
+async def test_the_agent_is_small(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert agent.process is not None
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert resident < 60 * 1024
