@@ -1,0 +1,164 @@
+"""How long a person waits for a notebook: from the click to the first output of a kernel, through every real part.
+
+`./run bench notebook [--launches 10] [--against jupyterhub]` prints
+`{"launches", "p50", "p95", "against": {"jupyterhub": {"p50"}}}`, times in seconds. Measured per launch: the service call
+that the launch button makes, the engine's decision, the agent's start, a cold JupyterLab, the one-time link through the
+edge, the lab's page, a new kernel, and its answer to `print(6*7)`. Launches come one after another; each notebook is stopped and
+its GPU free again before the next.
+
+With `--against jupyterhub`, JupyterHub is installed into a throw-away environment with its simple local spawner and Node's
+configurable-http-proxy, and the same is measured there: from the request to start the server to the kernel's answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+SERVICES = ("postgres", "valkey")
+MODEL = "H100-80GB"
+LONGEST_WAIT = 60.0
+
+
+class Late(Exception):
+    """A step that did not happen in time."""
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measure, and give the figures."""
+    parser = argparse.ArgumentParser(prog="./run bench notebook")
+    parser.add_argument("--launches", type=_count, default=10, help="1 to 100")
+    parser.add_argument("--against", choices=("jupyterhub",), default=None)
+    options = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-bench-notebook-"))
+    try:
+        seconds = measure_gpupool(folder, options.launches)
+        figures: dict[str, Any] = {"launches": len(seconds), "p50": _part(seconds, 0.5), "p95": _part(seconds, 0.95)}
+        if options.against:
+            from benchmarks import _jupyterhub
+
+            others = _jupyterhub.measure(folder, options.launches)
+            figures["against"] = {"jupyterhub": {"p50": _part(others, 0.5), "p95": _part(others, 0.95)}}
+        return figures
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure_gpupool(folder: Path, launches: int) -> list[float]:
+    """Seconds of each launch."""
+    import django
+
+    django.setup()
+    from benchmarks._pool import running_pool
+    from portal.services import hosts
+    from scheduler.models import Host
+    from scheduler.states import LeaseState
+
+    people = _organisation()
+    _, token = hosts.add_host(actor=people["operator"], pool=people["pool"], name="bench", now=_now())
+    with running_pool(folder, {}) as pool:
+        pool.start_agent("bench", token, f"2x{MODEL}")
+        pool.wait("agent-bench", lambda: Host.objects.get(name="bench").lease_state == LeaseState.ALIVE)
+        seconds = []
+        for number in range(launches):
+            seconds.append(asyncio.run(_launch_once(people, number)))
+            print(f"  gpupool launch {number + 1}: {seconds[-1]:.2f} s", flush=True)
+        return seconds
+
+
+def _organisation() -> dict[str, Any]:
+    """A team with one member, a pool without hosts, and an operator."""
+    from portal.models import Membership, Organisation, User
+    from scheduler.models import Leader, Pool, Project, Quota, Team
+
+    now = _now()
+    Organisation.objects.get_or_create(id=1, defaults={"name": "Bench"})
+    Leader.objects.get_or_create(id=1)
+    team = Team.objects.create(slug="bench", name="Bench", tag="B", created_at=now)
+    project = Project.objects.create(team=team, slug="bench", name="Bench", created_at=now)
+    member, operator = (User.objects.create(username=name, operator=name == "operator") for name in ("member", "operator"))
+    Membership.objects.create(user=member, team=team, created_at=now)
+    pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)
+    Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=2 * 840, updated_at=now)
+    return {"member": member, "operator": operator, "project": project, "pool": pool}
+
+
+async def _launch_once(people: dict[str, Any], number: int) -> float:
+    import aiohttp
+
+    from benchmarks._jupyter import Jupyter
+    from portal.services import workloads
+    from scheduler.models import Allocation, Run
+
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        begin = time.monotonic()
+        workload = await asyncio.to_thread(
+            workloads.launch_notebook, actor=people["member"], project=people["project"], pool=people["pool"], now=_now(),
+            name=f"bench {number}", units=1, models=[MODEL], max_runtime_seconds=3600, type="interactive",
+        )  # fmt: skip
+        await _until(lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), "the notebook is ready")
+        await asyncio.to_thread(workload.refresh_from_db)
+        url = await asyncio.to_thread(
+            workloads.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
+        )
+        link = urlsplit(url)
+        # *.localhost is resolved by browsers; this program connects to loopback with the same Host.
+        headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}", "Accept": "text/html"}
+        jupyter = Jupyter(session, f"http://127.0.0.1:{link.port}", headers)
+        await jupyter.ask("GET", f"{link.path}?{link.query}")
+        await first_output(jupyter)
+        taken = time.monotonic() - begin
+    await asyncio.to_thread(workloads.cancel_workload, actor=people["member"], workload=workload, now=_now())
+    await _until(lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again")
+    return taken
+
+
+async def first_output(jupyter: Any) -> None:
+    """Load the lab's page, start a kernel and see it compute."""
+    status, _ = await jupyter.ask("GET", "/lab")
+    if status != 200:
+        raise Late(f"the lab's page answers {status}")
+    kernel = await jupyter.start_kernel()
+    printed = await jupyter.run(kernel, "print(6*7)")
+    if printed != "42\n":
+        raise Late(f"the kernel printed {printed!r}")
+
+
+async def _until(true: Any, what: str) -> None:
+    deadline = time.monotonic() + LONGEST_WAIT
+    while not await asyncio.to_thread(true):
+        if time.monotonic() > deadline:
+            raise Late(f"{what}: not within {LONGEST_WAIT:.0f} s")
+        await asyncio.sleep(0.02)
+
+
+def _now() -> Any:
+    from django.utils import timezone
+
+    return timezone.now()
+
+
+def _part(seconds: list[float], share: float) -> float:
+    """A percentile; with few values the nearest above."""
+    if len(seconds) == 1:
+        return round(seconds[0], 3)
+    ordered = sorted(seconds)
+    if share == 0.5:
+        return round(statistics.median(ordered), 3)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of launches from 1 to 100")
+    return int(text)
