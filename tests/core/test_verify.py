@@ -1,0 +1,358 @@
+"""Each promise with a planted bug that the verifier has to catch: it is what the planner is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Binding,
+    Eviction,
+    Host,
+    Maintenance,
+    Placement,
+    Plan,
+    Policy,
+    Pool,
+    PoolKind,
+    Priority,
+    Queued,
+    Quota,
+    Refusal,
+    Reservation,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
+from scheduler.core.verify import violations
+
+NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
+
+
+def queued(workload: int, team: int = 1, units: int = 1, **more: Any) -> Queued:
+    ask = more.pop("ask", Ask(units))
+    values: dict[str, Any] = dict(
+        project=1, user=team, pool=1, submitted=NOW - 60, max_runtime_seconds=HOUR, predicted_seconds=HOUR
+    )
+    return Queued(workload, team, ask=ask, **(values | more))
+
+
+def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Running:
+    values: dict[str, Any] = dict(
+        project=1,
+        user=90 + team,
+        pool=1,
+        started=NOW - 5 * HOUR,
+        until=NOW + 20 * HOUR,
+        predicted_until=NOW + HOUR,
+        preemptible=True,
+    )
+    return Running(workload, team, units=units, **(values | more))
+
+
+def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[Unit, ...]:
+    values: dict[str, Any] = dict(model="H100", memory_mib=80_000, compute_capability=90)
+    return tuple(
+        Unit(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more)) for g in range(pool_gpus)
+    )
+
+
+def world() -> Snapshot:
+    """Two hosts of 8 GPUs: team 2 borrows all of the second; a reservation binds two units of the first now."""
+    return Snapshot(
+        epoch=7,
+        pools=(Pool(1, "shared", PoolKind.DYNAMIC, None, Policy()), Pool(2, "own", PoolKind.STATIC, 3, Policy())),
+        hosts=(
+            Host(1, "one", 1, frozenset({("site", "north")}), cpu_milli=64_000, memory_mib=512_000),
+            Host(2, "two", 1),
+            Host(3, "three", 2),
+        ),
+        units=(*units_of(1), *units_of(2), *units_of(3)),
+        teams=(Team(1, "a"), Team(2, "b"), Team(3, "c")),
+        quotas=(Quota(1, 1, "H100", 12 * GPU), Quota(2, 1, "H100", 2 * GPU, borrow_limit=8 * GPU)),
+        queued=(
+            queued(1, units=2, ask=Ask(2, labels=frozenset({("site", "north")}))),
+            queued(2, units=8, ask=Ask(8, models=("H100",))),
+            queued(3, team=2, units=4),
+            queued(4, team=1, gate=Code.BUDGET_CLOSED, gate_numbers=(("spent", 5),)),
+            queued(5, team=2, units=1, preemptible=True, user=8),
+            queued(6, team=3, units=1, pool=2),
+        ),
+        running=(running(50, 2, tuple(range(200, 204))), running(51, 2, tuple(range(204, 208)))),
+        reservations=(Reservation(9, 1, 1, 1, Ask(2), NOW, NOW + HOUR),),
+    )
+
+
+def good_plan() -> Plan:
+    return plan(world(), NOW)
+
+
+def test_the_plan_that_the_bugs_are_planted_in_is_clean_and_has_everything_in_it() -> None:
+    planned = good_plan()
+    assert violations(world(), planned, NOW) == []
+    assert planned.placements and planned.evictions and planned.refusals and planned.bindings
+
+
+Bug = Callable[[Snapshot, Plan], tuple[Snapshot, Plan]]
+
+
+def place(workload: int, **change: Any) -> Bug:
+    """A placement of the good plan, changed."""
+
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        changed = tuple(replace(p, **change) if p.workload == workload else p for p in planned.placements)
+        assert changed != planned.placements
+        return snapshot, replace(planned, placements=changed)
+
+    return bug
+
+
+def extra(placement: Placement, **change: Any) -> Bug:
+    """Start a workload that the good plan refuses; ``change`` is made to its row first."""
+
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        changed, _ = row("queued", placement.workload, **change)(snapshot, planned) if change else (snapshot, planned)
+        refusals = tuple(r for r in planned.refusals if r.workload != placement.workload)
+        placements = tuple(p for p in planned.placements if p.workload != placement.workload)
+        return changed, replace(planned, placements=(*placements, placement), refusals=refusals)
+
+    return bug
+
+
+def row(table: str, key: int, **change: Any) -> Bug:
+    """The snapshot has another row than the plan was made for."""
+
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        rows = getattr(snapshot, table)
+        changed: Any = tuple(replace(r, **change) if r.id == key else r for r in rows)
+        assert changed != rows
+        return replace(snapshot, **{table: changed}), planned
+
+    return bug
+
+
+def policy(**change: Any) -> Bug:
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        pools = tuple(replace(p, policy=replace(p.policy, **change)) for p in snapshot.pools)
+        return replace(snapshot, pools=pools), planned
+
+    return bug
+
+
+def quotas(*rows: Quota) -> Bug:
+    return lambda snapshot, planned: (replace(snapshot, quotas=rows), planned)
+
+
+def eviction(**change: Any) -> Bug:
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        first, *rest = planned.evictions
+        return snapshot, replace(planned, evictions=(replace(first, **change), *rest))
+
+    return bug
+
+
+def refusal(workload: int, **change: Any) -> Bug:
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        changed = tuple(replace(r, **change) if r.workload == workload else r for r in planned.refusals)
+        assert changed != planned.refusals
+        return snapshot, replace(planned, refusals=changed)
+
+    return bug
+
+
+def both(*bugs: Bug) -> Bug:
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        for one in bugs:
+            snapshot, planned = one(snapshot, planned)
+        return snapshot, planned
+
+    return bug
+
+
+def started(workload: int, *units: int, borrowed: int = 0, until: int = NOW + HOUR) -> Placement:
+    return Placement(workload, tuple(units), borrowed, Code.FREE_WITHIN_GUARANTEE, (("x", 1),), until)
+
+
+def without_answer(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    return snapshot, replace(planned, refusals=planned.refusals[1:])
+
+
+def bound_elsewhere(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    return snapshot, replace(planned, bindings=(Binding(9, (200, 201)),))
+
+
+def bound_short(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    return snapshot, replace(planned, bindings=(Binding(9, planned.bindings[0].units[:1]),))
+
+
+def bound_twice(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    other = Reservation(10, 1, 1, 1, Ask(2), NOW, NOW + HOUR)
+    again = (*planned.bindings, Binding(10, planned.bindings[0].units))
+    return replace(snapshot, reservations=(*snapshot.reservations, other)), replace(planned, bindings=again)
+
+
+def bound_early(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    later = tuple(replace(r, start=NOW + 60) for r in snapshot.reservations)
+    return replace(snapshot, reservations=later), planned
+
+
+def maintenance(start: int, end: int) -> Bug:
+    return lambda snapshot, planned: (replace(snapshot, maintenance=(Maintenance(1, start, end),)), planned)
+
+
+def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Five of the first host's units are promised in ten minutes, and the plan gives too many of them away."""
+    promise = Reservation(11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR)
+    return replace(snapshot, reservations=(*snapshot.reservations, promise)), planned
+
+
+def spare_gone(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    return policy(spare_slots=6 * GPU)(snapshot, planned)
+
+
+def evict_for_priority(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Team 2's own waiting work takes team 2's running work of the same priority."""
+    note = Eviction(51, 3, None, Code.EVICTED_FOR_PRIORITY, NOW + 30, (("x", 1),))
+    changed, waits = refusal(3, code=Code.WAITS_FOR_EVICTION, blockers=(51,))(snapshot, planned)
+    rows = tuple(replace(r, priority=Priority.NORMAL) for r in changed.running)
+    return replace(changed, running=rows), replace(waits, evictions=(note,))
+
+
+def delayed_hold(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Low-priority work of the same team sits down on units set aside for the team's normal work, for too long."""
+    changed = replace(snapshot, queued=(*snapshot.queued, queued(7, priority=Priority.LOW)))
+    held = refusal(2, held_units=(104,), expected_start=NOW + 60)(changed, planned)[1]
+    return changed, replace(held, placements=(*held.placements, started(7, 104)))
+
+
+BUGS: dict[str, tuple[Bug, str]] = {
+    "a plan of another epoch": (lambda s, p: (s, replace(p, epoch=6)), "epoch"),
+    "a workload without an answer": (without_answer, "0 answers"),
+    "a workload with two answers": (
+        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(1, Code.WAITS_FOR_UNITS, (("x", 1),))))),
+        "2 answers",
+    ),
+    "an answer for nobody": (
+        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(99, Code.WAITS_FOR_UNITS, (("x", 1),))))),
+        "does not wait",
+    ),
+    "a unit that does not exist": (place(1, units=(100, 999)), "does not exist"),
+    "a unit given twice": (extra(started(3, 102, 103, 104, 105)), "given to 2"),
+    "a unit that is held": (place(1, units=(200, 201)), "still held"),
+    "a unit kept for another": (row("queued", 2, earmarked_units=tuple(range(100, 108))), "kept for workload 2"),
+    "a part of a gang": (place(1, units=(102,)), "asked for 1 x 2"),
+    "the wrong profile": (row("queued", 1, ask=Ask(2, profile="1g.10gb")), "did not ask for"),
+    "the wrong model": (row("queued", 1, ask=Ask(2, models=("A100",))), "did not ask for"),
+    "too little memory": (row("queued", 1, ask=Ask(2, min_memory_mib=90_000)), "did not ask for"),
+    "too old a GPU": (row("queued", 1, ask=Ask(2, min_compute_capability=100)), "did not ask for"),
+    "two kinds in one gang": (
+        both(row("units", 102, model="A100"), row("units", 102, model="A100", memory_mib=1)),
+        "different kinds",
+    ),
+    "a missing label": (row("hosts", 1, labels=frozenset()), "lacks a label"),
+    "a closed host": (row("hosts", 1, accepts=False), "takes no work"),
+    "a host under maintenance": (maintenance(NOW - 60, NOW + 60), "takes no work"),
+    "a run into maintenance": (maintenance(NOW + 60, NOW + 120), "maintenance of host"),
+    "a sick unit": (row("units", 102, well=False), "not well"),
+    "no NVLink": (
+        both(row("queued", 1, ask=Ask(2, nvlink=True)), row("units", 102, nvlink_group=5)),
+        "NVLink",
+    ),
+    "another pool": (row("queued", 6, pool=1), "waits in pool"),
+    "too little CPU": (row("queued", 1, ask=Ask(2, cpu_milli=65_000)), "no CPU left"),
+    "too little host memory": (row("queued", 1, ask=Ask(2, memory_mib=600_000)), "no memory left"),
+    "a closed gate": (row("queued", 1, gate=Code.DEPENDENCY), "behind the gate"),
+    "a back-off not over": (row("queued", 1, not_before=NOW + 5), "back-off"),
+    "too long a run": (policy(longest_runtime_seconds=60), "longer than the pool allows"),
+    "a stranger in a static pool": (row("queued", 6, team=1), "another team's static pool"),
+    "a stranger on reserved units": (place(1, units=(100, 101)), "stranger"),
+    "a reservation that is not on": (row("queued", 1, reservation=77), "not on"),
+    "a reservation of somebody else": (row("queued", 1, reservation=9, project=2), "somebody else"),
+    "outside its reservation": (row("queued", 1, reservation=9), "not inside its reservation"),
+    "a wrong end": (place(1, until=NOW + 99), "has to end"),
+    "a share of two teams": (
+        lambda s, p: (replace(s, units=tuple(replace(u, profile="share-1/4", gpu=1) for u in s.units)), p),
+        "time-sliced between teams",
+    ),
+    "no quota": (quotas(Quota(2, 1, "H100", 2 * GPU, 8 * GPU)), "has no quota"),
+    "above the borrow limit": (quotas(Quota(1, 1, "H100", 0, GPU), Quota(2, 1, "H100", 0)), "above guarantee"),
+    "borrowing for firm work": (quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), "may not borrow"),
+    "borrowed and not said": (
+        both(
+            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), row("queued", 1, preemptible=True, may_borrow=True)
+        ),
+        "the plan says 0",
+    ),
+    "too many borrowed": (place(1, borrowed_slots=9 * GPU), "borrows"),
+    "firm work marked as borrowed": (place(1, borrowed_slots=GPU), "marked as borrowed"),
+    "above the workload cap": (policy(most_slots_per_workload=GPU), "the cap is"),
+    "above the user cap": (policy(most_slots_per_user=GPU), "user 1 holds"),
+    "spare capacity used": (spare_gone, "its spare is"),
+    "a reservation made impossible": (promised_later, "could be kept before"),
+    "set-aside units taken": (delayed_hold, "delays workload 2"),
+    "a binding on held units": (bound_elsewhere, "still holds"),
+    "a short binding": (bound_short, "units per host"),
+    "units bound twice": (bound_twice, "bound to two"),
+    "a binding before its time": (bound_early, "outside its window"),
+    "a binding of the wrong units": (
+        row("reservations", 9, ask=Ask(2, models=("A100",))),
+        "bound to units it did not ask for",
+    ),
+    "an eviction of what does not run": (eviction(workload=1234), "does not run"),
+    "an eviction without notice": (eviction(stop_at=NOW), "whole notice"),
+    "an eviction of what must stay": (row("running", 50, preemptible=False), "not preemptible"),
+    "an eviction too early": (row("running", 50, started=NOW - 10), "minimum runtime"),
+    "an eviction twice": (lambda s, p: (s, replace(p, evictions=(*p.evictions, *p.evictions))), "planned twice"),
+    "an eviction of what is leaving": (row("running", 50, stopping=True), "told already"),
+    "an eviction for nobody": (eviction(for_workload=None), "exactly one beneficiary"),
+    "an eviction for two": (eviction(for_reservation=9), "exactly one beneficiary"),
+    "an eviction with a wrong code": (eviction(code=Code.WAITS_FOR_UNITS), "with code"),
+    "an eviction for what does not wait": (eviction(for_workload=4321), "does not wait in its pool"),
+    "an eviction for what does not wait for it": (refusal(2, code=Code.WAITS_FOR_UNITS), "does not wait for it"),
+    "an eviction back": (row("queued", 2, evicted_by=50), "evicts it back"),
+    "an eviction that frees nothing of use": (row("queued", 2, ask=Ask(8, models=("B200",))), "frees nothing"),
+    "an eviction of an equal": (evict_for_priority, "priority is not lower"),
+    "an eviction from a reservation": (row("running", 50, reservation=9), "inside a reservation of another"),
+    "an eviction by a borrower": (
+        quotas(Quota(1, 1, "H100", 4 * GPU), Quota(2, 1, "H100", 2 * GPU)),
+        "not within its team's guarantee",
+    ),
+    "an eviction of guaranteed work": (
+        quotas(Quota(1, 1, "H100", 12 * GPU), Quota(2, 1, "H100", 8 * GPU)),
+        "borrowed only",
+    ),
+    "an eviction for a reservation to come": (
+        both(row("reservations", 9, start=NOW + HOUR), eviction(for_workload=None, for_reservation=9)),
+        "does not start yet",
+    ),
+    "a refusal with a code for starts": (refusal(3, code=Code.FREE_BORROWED), "with code"),
+    "a start with a code for refusals": (place(1, code=Code.WAITS_FOR_UNITS), "starts with code"),
+    "a refusal without numbers": (refusal(3, numbers=()), "without numbers"),
+    "a start expected in the past": (refusal(3, expected_start=NOW - 1), "in the past"),
+    "a hidden gate": (refusal(4, code=Code.WAITS_FOR_UNITS, numbers=(("x", 1),)), "hides its gate"),
+    "a place counted twice": (refusal(2, position=2), "positions in pool"),
+    "a wait for nobody's eviction": (refusal(2, blockers=()), "eviction of nobody"),
+    "free units left": (
+        lambda s, p: (
+            Snapshot(7, s.pools, s.hosts, s.units, s.teams, s.quotas, queued=(queued(1, units=2),)),
+            Plan(7, refusals=(Refusal(1, Code.WAITS_FOR_UNITS, (("x", 1),), 1),)),
+        ),
+        "units that lie free",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_verifier_catches(name: str) -> None:
+    bug, words = BUGS[name]
+    snapshot, planned = bug(world(), good_plan())
+    found = violations(snapshot, planned, NOW)
+    assert any(words in sentence for sentence in found), found
