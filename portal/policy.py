@@ -37,6 +37,11 @@ def team_id_of(thing: Any) -> int | None:
     return None
 
 
+def _id_of(user: Viewer) -> int:
+    """The id of somebody with an active account; 0, which nobody has, for everybody else."""
+    return user.pk if isinstance(user, User) and user.is_active else 0
+
+
 def role_in(user: Viewer, team_id: int | None) -> str:
     """The user's role in a team: member, lead or empty."""
     if team_id is None or not user.is_authenticated:
@@ -184,7 +189,7 @@ def sees_all_charges(user: Viewer) -> bool:
 
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
     """Ids of the user's teams, as a subquery; with ``role`` only those where the user has it."""
-    mine = Membership.objects.filter(user_id=user.pk if _active(user) else None)
+    mine = Membership.objects.filter(user_id=_id_of(user))
     return (mine.filter(role=role) if role else mine).values("team_id")
 
 
@@ -297,9 +302,9 @@ def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
 
 def visible_tokens(user: Viewer) -> QuerySet[ApiToken]:
     """Own tokens only."""
-    return ApiToken.objects.filter(user_id=user.pk if _active(user) else None)
+    return ApiToken.objects.filter(user_id=_id_of(user))
 
 
 def visible_notifications(user: Viewer) -> QuerySet[Notification]:
     """Own notices only."""
-    return Notification.objects.filter(user_id=user.pk if _active(user) else None)
+    return Notification.objects.filter(user_id=_id_of(user))

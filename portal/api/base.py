@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
@@ -112,15 +112,20 @@ class WindowSerializer(serializers.Serializer[Any]):
 class ErrorsSerializer(serializers.Serializer[Any]):
     """The one shape of every refusal."""
 
-    errors = ErrorSerializer(many=True)
+    errors = ErrorSerializer(many=True)  # type: ignore[assignment]
     code = serializers.CharField(required=False, help_text="The engine's reason code, where it gave one.")
     numbers = serializers.DictField(child=serializers.JSONField(), required=False, help_text="The reason's numbers.")
     windows = WindowSerializer(many=True, required=False, help_text="Windows that would fit instead.")
 
 
 def error(message: str, field: str = "", value: Any = None) -> Body:
-    """One entry of ``errors``."""
-    return {"field": field, "value": value, "message": message}
+    """One entry of ``errors``, in characters that can be sent."""
+    value = _sendable(value) if isinstance(value, str) else value
+    return {"field": _sendable(field), "value": value, "message": _sendable(message)}
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def handle(problem: Exception, context: Mapping[str, Any]) -> Response | None:
@@ -199,9 +204,9 @@ class Schema(AutoSchema):
 class View(APIView):
     """Base of every endpoint: signed in by session or token, throttled, errors in one shape."""
 
-    authentication_classes: ClassVar[Any] = [TokenAuthentication, SessionAuthentication]
-    permission_classes: ClassVar[Any] = [IsAuthenticated]
-    throttle_classes: ClassVar[Any] = [ReadThrottle, WriteThrottle]
+    authentication_classes = [TokenAuthentication, SessionAuthentication]
+    permission_classes = [IsAuthenticated]
+    throttle_classes = [ReadThrottle, WriteThrottle]
     schema = Schema()
 
     def get_exception_handler(self) -> Any:

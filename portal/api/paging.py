@@ -12,7 +12,7 @@ from rest_framework import serializers
 @functools.cache
 def page_of(shape: type[serializers.Serializer[Any]]) -> serializers.Serializer[Any]:
     """``count``, ``page``, ``page_size`` and ``results`` of a shape."""
-    return inline_serializer(
+    page: serializers.Serializer[Any] = inline_serializer(
         name=f"{shape.__name__}Page",
         fields={
             "count": serializers.IntegerField(),
@@ -21,3 +21,4 @@ def page_of(shape: type[serializers.Serializer[Any]]) -> serializers.Serializer[
             "results": shape(many=True),
         },
     )
+    return page

@@ -742,7 +742,7 @@ class HealthRuleShape(Ser):
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = serializers.IntegerField()
     window_seconds = serializers.IntegerField()
-    source = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]
 
 
 class HealthRuleWish(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -145,15 +146,15 @@ def set_maintenance(
 def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:
     policy.require(actor, "host.change")
     why = _why(why)
-    change = {
+    verbs: dict[AdminState, Callable[..., bool]] = {
         AdminState.CORDONED: engine.cordon_host,
         AdminState.DRAINING: engine.drain_host,
         AdminState.IN_SERVICE: engine.return_host,
-    }[new]
+    }
     told = ("admin_state", "repair_state", "state_reason")
     with transaction.atomic():
         before = audit.facts(host, *told)
-        if not change(host, reason=why, now=now):
+        if not verbs[new](host, reason=why, now=now):
             host.refresh_from_db()
             raise Conflict(
                 f"{host.name} is {host.admin_state.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}."

@@ -1,0 +1,34 @@
+"""Clients of the API: one per role, by token, in the shared organisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from rest_framework.test import APIClient
+
+from portal.models import User
+from portal.services import people
+from tests.world import World, build_world
+
+Client = Callable[[User], APIClient]
+
+
+@pytest.fixture
+def today_world(db: None) -> World:
+    """The shared organisation as of this moment: the API reads the clock."""
+    return build_world(datetime.now(UTC))
+
+
+@pytest.fixture
+def client_of() -> Client:
+    """A client that carries a token of the user."""
+
+    def make(user: User) -> APIClient:
+        _, text = people.create_token(actor=user, name="test", now=datetime.now(UTC))
+        client = APIClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+        return client
+
+    return make

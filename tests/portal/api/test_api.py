@@ -1,0 +1,350 @@
+"""The API does what the pages do: the same verbs, the same permissions, errors in one shape."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from rest_framework.test import APIClient
+
+from portal.models import ApiToken, AuditEvent, Submission
+from scheduler import logs
+from scheduler.models import Reservation, Run, Workload
+from tests.portal.api.conftest import Client
+from tests.world import H100, World
+
+JOB = {
+    "project": "vision/vision-main", "pool": "shared", "name": "train", "command": "python train.py", "units": 2,
+    "models": [H100], "max_runtime_seconds": 3600,
+}  # fmt: skip
+
+
+def submit(client: APIClient, **changes: Any) -> Any:
+    return client.post("/api/v1/jobs/", json.dumps(JOB | changes), content_type="application/json")
+
+
+def test_without_a_token_nothing_is_told(today_world: World) -> None:
+    for path in ("workloads", "pools", "me", "queue"):
+        answer = APIClient().get(f"/api/v1/{path}/")
+        assert answer.status_code == 401
+        assert set(answer.json()["errors"][0]) == {"field", "value", "message"}
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer", "Bearer x", "Bearer gpp_wrong", "Bearer gpp_ü", "Bearer a b c", "Basic eDp5"]
+)
+def test_a_wrong_token_is_refused(today_world: World, header: str) -> None:
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=header)
+    assert client.get("/api/v1/me/").status_code == 401
+
+
+def test_a_job_is_submitted_read_explained_extended_and_cancelled(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    made = submit(client)
+    assert made.status_code == 201, made.json()
+    body = made.json()
+    assert (body["state"], body["project"], body["priority"], body["units"]) == (
+        "queued",
+        "vision/vision-main",
+        "normal",
+        2,
+    )
+    place = f"/api/v1/workloads/{body['id']}/"
+    assert client.get(place).json()["runs"] == []
+    assert client.get(f"{place}why/").json()["state"] == "queued"
+    assert client.post(f"{place}extend/", {"seconds": 3600}).json()["max_runtime_seconds"] == 7200
+    assert client.get("/api/v1/queue/").json()["count"] == 1
+    assert client.post(f"{place}cancel/", {"why": "mistake"}).json()["outcome"] == "cancelled"
+    again = client.post(f"{place}cancel/", {})
+    assert again.status_code == 409 and "already ended" in again.json()["errors"][0]["message"]
+    assert client.post(f"{place}relaunch/", {"units": 1}).json()["units"] == 1
+    assert AuditEvent.objects.get(verb="cancel_workload").via == "api"
+
+
+def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    made = client.post("/api/v1/notebooks/", {"project": "vision-main", "pool": "shared"})
+    assert made.status_code == 201
+    opened = client.post(f"/api/v1/workloads/{made.json()['id']}/open/", {})
+    assert opened.status_code == 409
+    assert client.get("/api/v1/notebooks/").json()["count"] == 1
+    assert client.get("/api/v1/jobs/").json()["count"] == 0
+
+
+@pytest.mark.parametrize("who", ["other team", "stranger", "finance"])
+def test_what_one_may_not_see_is_not_found(today_world: World, client_of: Client, who: str) -> None:
+    made = submit(client_of(today_world.vision.member)).json()
+    client = client_of(today_world.people[who])
+    place = f"/api/v1/workloads/{made['id']}/"
+    for path in ("", "why/", "logs/"):
+        assert client.get(place + path).status_code == 404
+    for path in ("cancel/", "extend/", "keep/", "relaunch/", "open/"):
+        assert client.post(place + path, {"seconds": 60} if path in ("extend/", "keep/") else {}).status_code == 404
+    assert client.get("/api/v1/workloads/").json()["count"] == 0
+    assert Workload.objects.get().state == "queued"
+
+
+@pytest.mark.parametrize("who", ["team mate", "auditor"])
+def test_what_one_may_see_but_not_change_is_forbidden(today_world: World, client_of: Client, who: str) -> None:
+    made = submit(client_of(today_world.vision.member)).json()
+    answer = client_of(today_world.people[who]).post(f"/api/v1/workloads/{made['id']}/cancel/", {})
+    assert answer.status_code == 403
+    assert "owner" in answer.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"units": 0}, "units"),
+        ({"units": -1}, "units"),
+        ({"units": 10**40}, "units"),
+        ({"units": "two"}, "units"),
+        ({"units": None}, "units"),
+        ({"units": [1]}, "units"),
+        ({"units": 100}, "units"),
+        ({"name": "a\0b"}, "name"),
+        ({"name": "a\u202eb"}, "name"),
+        ({"name": "x" * 10_000}, "name"),
+        ({"name": {"a": 1}}, "name"),
+        ({"command": "\ud800"}, "command"),
+        ({"project": "language/language-main"}, "project"),
+        ({"project": "a\0b"}, "project"),
+        ({"project": "\ud800"}, "project"),
+        ({"pool": "vision-only\u202e"}, "pool"),
+        ({"pool": "nowhere"}, "pool"),
+        ({"models": ["B9000"]}, "models"),
+        ({"models": "H100"}, "models"),
+        ({"priority": "critical"}, "priority"),
+        ({"max_runtime_seconds": 10**12}, "max_runtime_seconds"),
+        ({"reservation": "not-a-uuid"}, "reservation"),
+        ({"reservation": "00000000-0000-0000-0000-000000000000"}, "reservation"),
+        ({"environment": {"A\0": "x"}}, "environment"),
+        ({"labels_required": {"\ud800": "x"}}, "labels_required"),
+        ({"gpus": 4}, "gpus"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
+    today_world: World, client_of: Client, changes: dict[str, Any], field: str
+) -> None:
+    answer = submit(client_of(today_world.vision.member), **changes)
+    assert answer.status_code == 400, answer.content
+    told = answer.json()["errors"]
+    assert [each["field"].split(".")[0] for each in told] == [field]
+    assert field in told[0]["message"]
+    assert not Workload.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        '"x"',
+        "null",
+        '{"units": NaN}',
+        '{"units": 1e400}',
+        '{"units": ' + "9" * 5000 + "}",
+        "{" * 3000,
+        "\x00",
+        "\ud800",
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(today_world: World, client_of: Client, body: str) -> None:
+    client = client_of(today_world.vision.member)
+    answer = client.post("/api/v1/jobs/", body.encode("utf-8", "surrogatepass"), content_type="application/json")
+    assert answer.status_code == 400
+    assert answer.json()["errors"]
+
+
+def test_a_body_of_another_kind_is_refused(today_world: World, client_of: Client) -> None:
+    answer = client_of(today_world.vision.member).post(
+        "/api/v1/jobs/", "a=1", content_type="application/x-www-form-urlencoded"
+    )
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "page=0",
+        "page=x",
+        "page=99999999999999999999",
+        "page_size=1000",
+        "state=gone",
+        "nope=1",
+        "pool=%ED%A0%80",
+        "mine=perhaps",
+    ],
+)
+def test_a_wrong_query_is_refused(today_world: World, client_of: Client, query: str) -> None:
+    answer = client_of(today_world.vision.member).get(f"/api/v1/workloads/?{query}")
+    assert answer.status_code == (200 if query.startswith("pool=") else 400)
+
+
+def test_a_small_reservation_is_confirmed_and_a_large_one_waits(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    start = datetime.now(UTC) + timedelta(days=1)
+    wish = {
+        "project": "vision/vision-main", "pool": "shared", "name": "Review", "units": 2, "models": [H100],
+        "start": start.isoformat(), "end": (start + timedelta(hours=8)).isoformat(),
+    }  # fmt: skip
+    preview = client.post("/api/v1/reservations/preview/", {k: v for k, v in wish.items() if k != "name"}).json()
+    assert (preview["fits"], preview["needs_approval"]) == (True, False)
+    made = client.post("/api/v1/reservations/", wish)
+    assert made.status_code == 201 and made.json()["reservation"]["state"] == "confirmed"
+    waiting = client.post("/api/v1/reservations/", wish | {"units": 6})
+    assert waiting.status_code == 202, waiting.json()
+    submission = waiting.json()["submission"]
+    operator = client_of(today_world.operator)
+    effect = operator.get(f"/api/v1/approvals/{submission['id']}/effect/").json()
+    assert effect["fits"] and effect["overlapping"][0]["name"] == "Review"
+    assert client.post(f"/api/v1/approvals/{submission['id']}/approve/", {}).status_code == 403
+    done = operator.post(f"/api/v1/approvals/{submission['id']}/approve/", {"comment": "good"})
+    assert done.json()["decision"]["by"] == "operator"
+    full = client.post("/api/v1/reservations/", wish | {"units": 4})
+    assert full.status_code == 409
+    assert full.json()["code"] in ("window_full", "window_eats_guarantees") and full.json()["windows"]
+    place = f"/api/v1/reservations/{made.json()['reservation']['id']}/"
+    assert client_of(today_world.language.member).get(place).status_code == 404
+    assert client.post(f"{place}cancel/", {}).json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("9999-12-31T23:59:59Z", "9999-12-31T23:59:59Z"),
+        ("0001-01-01T00:00:00+14:00", "0001-01-02T00:00:00Z"),
+        ("9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59Z"),
+        ("2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z"),
+        ("yesterday", "tomorrow"),
+        (None, 7),
+    ],
+)
+def test_impossible_times_are_refused(today_world: World, client_of: Client, start: Any, end: Any) -> None:
+    wish = {"project": "vision/vision-main", "pool": "shared", "name": "x", "units": 1, "start": start, "end": end}
+    answer = client_of(today_world.vision.member).post("/api/v1/reservations/", wish)
+    assert answer.status_code == 400, answer.content
+    assert not Reservation.objects.exists() and not Submission.objects.exists()
+
+
+def test_a_quota_is_asked_for_and_declined_with_a_reason(today_world: World, client_of: Client) -> None:
+    lead, operator = client_of(today_world.vision.lead), client_of(today_world.operator)
+    wish = {"team": "vision", "pool": "shared", "model": H100, "guaranteed_gpus": 9, "why": "deadline"}
+    made = lead.post("/api/v1/quotas/requests/", wish)
+    assert made.status_code == 202
+    place = f"/api/v1/approvals/{made.json()['id']}/"
+    assert operator.post(f"{place}decline/", {}).status_code == 400
+    assert operator.post(f"{place}decline/", {"comment": "not this month"}).json()["state"] == "declined"
+    assert client_of(today_world.vision.member).get(place).status_code == 404
+    assert lead.get("/api/v1/quotas/?team=vision").json()["count"] == 2
+
+
+def test_an_operator_manages_hosts_and_others_only_see_them(today_world: World, client_of: Client) -> None:
+    operator, member = client_of(today_world.operator), client_of(today_world.language.member)
+    assert member.get("/api/v1/hosts/").json()["count"] == 3
+    assert member.get("/api/v1/hosts/delta/").status_code == 404
+    assert member.post("/api/v1/hosts/alpha/cordon/", {"why": "x"}).status_code == 403
+    assert operator.get("/api/v1/hosts/alpha/drain-effect/").json()["gpus"] == 8
+    assert operator.post("/api/v1/hosts/alpha/cordon/", {"why": "a fan"}).json()["admin_state"] == "cordoned"
+    assert operator.post("/api/v1/hosts/alpha/cordon/", {}).status_code == 409
+    assert operator.post("/api/v1/hosts/alpha/return/", {}).json()["admin_state"] == "in_service"
+    made = operator.post("/api/v1/hosts/", {"pool": "shared", "name": "gpu-9"})
+    assert made.status_code == 201 and made.json()["token"]
+    pools = {pool["slug"]: pool for pool in member.get("/api/v1/pools/").json()}
+    assert set(pools) == {"shared"}
+    assert {model["model"]: model["gpus"] for model in pools["shared"]["models"]}[H100] == 16
+
+
+def test_tokens_are_made_listed_and_revoked(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    made = client.post("/api/v1/tokens/", {"name": "laptop"}).json()
+    assert made["token"].startswith("gpp_")
+    assert made["token"] not in client.get("/api/v1/tokens/").content.decode()
+    assert client_of(today_world.operator).post(f"/api/v1/tokens/{made['id']}/revoke/", {}).status_code == 404
+    assert client.post(f"/api/v1/tokens/{made['id']}/revoke/", {}).json()["revoked_at"]
+    gone = APIClient()
+    gone.credentials(HTTP_AUTHORIZATION=f"Bearer {made['token']}")
+    assert gone.get("/api/v1/me/").status_code == 401
+    assert ApiToken.objects.get(name="test", user=today_world.vision.member).last_used_at is not None
+
+
+def test_money_is_for_finance_and_auditors(today_world: World, client_of: Client) -> None:
+    finance, member = client_of(today_world.finance), client_of(today_world.vision.member)
+    price = {
+        "model": H100,
+        "cost": "1.8",
+        "price": "2.1",
+        "valid_from": (datetime.now(UTC) + timedelta(hours=1)).isoformat(),
+    }
+    assert member.post("/api/v1/prices/", price).status_code == 403
+    assert finance.post("/api/v1/prices/", price).status_code == 201
+    assert finance.get("/api/v1/statements/").status_code == 200
+    assert member.get("/api/v1/statements/").status_code == 403
+    assert member.get("/api/v1/statements/2026-01/").status_code == 404
+    assert member.post("/api/v1/statements/2026-01/close/", {}).status_code == 403
+    assert finance.post("/api/v1/statements/2199-01/close/", {}).status_code == 400
+    assert finance.post("/api/v1/statements/2026-13/close/", {}).status_code == 404
+    budget = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "100.00"}
+    assert finance.post("/api/v1/budgets/", budget).status_code == 201
+    for bad in (
+        {"amount": "NaN"},
+        {"amount": "-1"},
+        {"amount": "1e30"},
+        {"month": "9999-12-01"},
+        {"project": "vision/vision-main"},
+    ):
+        assert finance.post("/api/v1/budgets/", budget | bad).status_code == 400, bad
+    assert member.get("/api/v1/usage/?by=team").json()["lines"] == []
+
+
+def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    body = submit(client).json()
+    place = f"/api/v1/workloads/{body['id']}/logs/"
+    assert client.get(place).json() == {"text": "", "next_offset": 0, "ended": False}
+    workload = Workload.objects.get()
+    run = Run.objects.create(
+        workload=workload,
+        attempt=workload.attempt,
+        host=today_world.hosts["alpha"],
+        generation=1,
+        placed_at=today_world.now,
+    )
+    logs.append(run.public_id, 0, "hello\nworld\n")
+    assert client.get(place).json()["text"] == "hello\nworld\n"
+    assert client.get(f"{place}?offset=6").json() == {"text": "world\n", "next_offset": 12, "ended": False}
+    assert client.get(f"{place}?offset=-1").status_code == 400
+
+
+def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.lead)
+    assert client.get("/api/v1/me/").json()["teams"] == [{"team": "vision", "role": "lead"}]
+    assert client.patch("/api/v1/me/", {"theme": "dark"}).json()["theme"] == "dark"
+    assert client.patch("/api/v1/me/", {"time_zone": "Mars"}).status_code == 400
+    assert client.get("/api/v1/notifications/").json()["count"] == 0
+    assert client.post("/api/v1/notifications/read/", {}).json() == {"read": 0}
+    assert client.get("/api/v1/audit/").json()["count"] >= 2
+
+
+def test_too_many_requests_are_told_to_wait(
+    today_world: World, client_of: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from portal.api.base import WriteThrottle
+
+    monkeypatch.setattr(WriteThrottle, "rate", "2/min")
+    client = client_of(today_world.vision.member)
+    answers = [client.post("/api/v1/notifications/read/", {}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[-1].headers["Retry-After"]
+
+
+@override_settings(SECURE_SSL_REDIRECT=False)
+def test_a_signed_in_browser_needs_its_csrf_token(today_world: World) -> None:
+    client = APIClient(enforce_csrf_checks=True)
+    client.force_login(today_world.vision.member)
+    assert client.get("/api/v1/me/").status_code == 200
+    assert client.post("/api/v1/notifications/read/", {}).status_code == 403
