@@ -9,21 +9,29 @@ import logging
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F, Min, Value
+from django.db.models import DurationField, ExpressionWrapper, F, Min, Q, Value
 from django.db.models.functions import Coalesce
 
 from scheduler import commands, leases, locks, nudge, reconcile
 from scheduler.core.reasons import Code
-from scheduler.models import Command, Host, MaintenanceWindow, Reservation, Run, Workload
+from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload
 from scheduler.services.hosts import (
     enter_maintenance,
     move_work_off,
     record_host_change,
     return_host,
 )
-from scheduler.services.reservations import close_reservation
+from scheduler.services.reservations import close_reservation, move_reservation
 from scheduler.services.workloads import request_stop
-from scheduler.states import AdminState, LeaseState, ReservationState, RunState, WorkloadState, change_state
+from scheduler.states import (
+    AdminState,
+    LeaseState,
+    RepairState,
+    ReservationState,
+    RunState,
+    WorkloadState,
+    change_state,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +73,23 @@ def reservation_clock(now: datetime) -> None:
     """Reservations whose end or no-show limit has come are closed; work inside is given notice so that it is gone by the end."""
     _close_reservations_due(now)
     _warn_before_reservations_end(now)
+    _move_off_closed_hosts(now)
     _wake_at_starts(now)
+
+
+def _move_off_closed_hosts(now: datetime) -> None:
+    """A reservation bound to units that nobody can use gets others, once nothing runs inside it."""
+    active = Q(reservation__state=ReservationState.ACTIVE, period__contains=now)
+    usable = Q(
+        unit__gpu__repair_state=RepairState.WELL,
+        unit__gpu__host__repair_state=RepairState.WELL,
+        unit__gpu__host__admin_state=AdminState.IN_SERVICE,
+        unit__gpu__host__lease_state__in=(LeaseState.ALIVE, LeaseState.SUSPECT),
+        unit__retired_at__isnull=True,
+    )
+    stranded = BoundUnit.objects.filter(active).exclude(usable).values_list("reservation_id", flat=True).distinct()
+    for reservation in Reservation.objects.filter(pk__in=list(stranded)).order_by("pk"):
+        move_reservation(reservation, now=now)
 
 
 def _close_reservations_due(now: datetime) -> None:

@@ -33,6 +33,7 @@ from scheduler.services.reservations import (
     check_window,
     confirm_reservation,
     evicted_by_reservation,
+    move_reservation,
     shorten_reservation,
 )
 from scheduler.services.workloads import (
@@ -63,6 +64,7 @@ __all__ = [
     "guarantee_room",
     "issue_join_token",
     "keep_workload",
+    "move_reservation",
     "open_budget_gate",
     "preview_workload",
     "quarantine_gpu",

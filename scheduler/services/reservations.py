@@ -135,11 +135,7 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
     """It is over, released or cancelled: its units are anybody's again, and its work ends. Inside a transaction."""
     if not change_state(reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now):
         return False
-    for bound in BoundUnit.objects.filter(reservation=reservation, period__contains=now):
-        if bound.period.lower == now:
-            bound.delete()
-        else:
-            BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, now))
+    _unbind(reservation, now)
     inside = Workload.objects.filter(reservation=reservation).exclude(state=WorkloadState.ENDED)
     for workload in locks.workloads(inside.values_list("pk", flat=True)).values():
         if workload.state == WorkloadState.QUEUED:
@@ -148,6 +144,26 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
             commands.stop(workload, code=Code.RESERVATION_OVER, grace_seconds=reservation.pool.grace_seconds, now=now)
     _tell(reservation)
     return True
+
+
+@transaction.atomic
+def move_reservation(reservation: Reservation, *, now: datetime) -> bool:
+    """Let go of its units, some of which can't be used, so that the next cycle binds others. False while work runs inside."""
+    locks.pools([reservation.pool_id])
+    fresh = locks.reservations([reservation.pk])[reservation.pk]
+    if fresh.state != ReservationState.ACTIVE or fresh.allocations.filter(period__upper_inf=True).exists():
+        return False
+    _unbind(fresh, now)
+    _tell(fresh)
+    return True
+
+
+def _unbind(reservation: Reservation, now: datetime) -> None:
+    for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
+        if bound.period.lower >= now:
+            bound.delete()
+        else:
+            BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, now))
 
 
 def evicted_by_reservation(

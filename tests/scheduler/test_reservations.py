@@ -1,0 +1,177 @@
+"""A reservation from its promise to its end, by the real planner and the real clock."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from scheduler import clock, engine, selectors, services
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, BoundUnit, Reservation, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World
+
+HOUR = dt.timedelta(hours=1)
+SECOND = dt.timedelta(seconds=1)
+
+
+@pytest.fixture
+def agents(world: World) -> list[FakeAgent]:
+    return [FakeAgent.of(host) for host in world.hosts.values()]
+
+
+def ask(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> dict[str, object]:
+    return {
+        "project": world.vision.project, "pool": world.shared, "name": "course", "units": units, "models_wanted": [H100],
+        "start": start, "end": end, "now": world.now, **also,
+    }  # fmt: skip
+
+
+def confirm(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> Reservation:
+    made, answer = services.confirm_reservation(owner=world.vision.lead, **ask(world, units, start, end, **also))  # type: ignore[arg-type]
+    assert made is not None, answer
+    return made
+
+
+def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
+    """What the processes do in a moment: clocks, a cycle, frames."""
+    clock.stop_after_notice(at)
+    clock.stop_at_time_limits(at)
+    clock.reservation_clock(at)
+    engine.cycle("test", at)
+    for agent in agents:
+        agent.sync(at)
+
+
+def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World, agents: list[FakeAgent]) -> None:
+    start, end = world.now + HOUR, world.now + 3 * HOUR
+    reservation = confirm(world, 8, start, end)
+    borrowers = [job(world, world.robotics, 8, world.now) for _ in range(2)]
+    inside = job(world, world.vision, 8, world.now, reservation=reservation)
+    tick(agents, world.now)
+    inside.refresh_from_db()
+    assert inside.reason_code == Code.RESERVATION_NOT_STARTED
+    at = world.now
+    while at < start:
+        at += 30 * SECOND
+        tick(agents, at)
+    gone = Workload.objects.get(pk__in=[b.pk for b in borrowers], state="queued")
+    assert gone.reason_code and gone.decisions.filter(kind="evicted", for_reservation=reservation).exists()
+    for _ in range(3):
+        at += SECOND
+        tick(agents, at)
+    reservation.refresh_from_db()
+    inside.refresh_from_db()
+    assert (reservation.state, inside.state) == ("active", "running")
+    assert reservation.bound_units.count() == 8 and reservation.first_used_at is not None
+    bound = set(reservation.bound_units.values_list("unit_id", flat=True))
+    assert set(Allocation.objects.filter(workload=inside).values_list("unit_id", flat=True)) == bound
+
+    tick(agents, end - 59 * SECOND)
+    inside.refresh_from_db()
+    assert (inside.state, inside.stop_requested) == ("notice", Code.RESERVATION_OVER)
+    for seconds in (-30, -20, 0, 1, 2):
+        tick(agents, end + seconds * SECOND)
+    inside.refresh_from_db()
+    reservation.refresh_from_db()
+    assert (inside.state, inside.outcome, reservation.state) == ("ended", Code.RESERVATION_OVER, "over")
+    gone.refresh_from_db()
+    assert gone.state == "running", "the borrower resumes on what is free again"
+
+
+def test_nobody_comes_and_the_units_are_free_again(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
+    tick(agents, world.now)
+    assert BoundUnit.objects.filter(period__contains=world.now).count() == 8
+    assert selectors.free_units(world.shared, world.now).filter(gpu__model=H100).count() == 8
+    tick(agents, world.now + 29 * 60 * SECOND)
+    reservation.refresh_from_db()
+    assert reservation.state == "active"
+    later = world.now + 31 * 60 * SECOND
+    tick(agents, later)
+    reservation.refresh_from_db()
+    assert (reservation.state, reservation.ended_at) == ("released", later)
+    assert {b.period.upper for b in reservation.bound_units.all()} == {later}
+    assert selectors.free_units(world.shared, later).filter(gpu__model=H100).count() == 16
+
+
+def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World) -> None:
+    start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
+    first = ask(world, 8, start, end, hosts=2, may_exceed_guarantee=True)
+    made, _ = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
+    assert made is not None
+    made, answer = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
+    assert made is None and answer.code == Code.WINDOW_FULL
+    assert answer.first_windows and all(
+        w.end <= start.timestamp() or w.start >= end.timestamp() for w in answer.first_windows
+    )
+    assert Reservation.objects.count() == 1
+
+
+def test_the_guarantees_of_others_are_not_eaten_unless_the_approver_says_so(world: World) -> None:
+    start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
+    wish = ask(world, 8, start, end, hosts=2)
+    assert services.check_window(**wish).code == Code.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
+    assert services.check_window(**wish, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
+
+
+def test_it_is_shortened_extended_and_moved_when_the_timeline_allows(world: World, agents: list[FakeAgent]) -> None:
+    start, end = world.now, world.now + 4 * HOUR
+    reservation = confirm(world, 8, start, end)
+    tick(agents, world.now)
+    assert services.shorten_reservation(reservation, end=end - HOUR, now=world.now + HOUR)
+    assert {b.period.upper for b in reservation.bound_units.all()} == {end - HOUR}
+    assert not services.shorten_reservation(reservation, end=end, now=world.now + HOUR), "longer is no shortening"
+    assert not services.shorten_reservation(reservation, end=world.now, now=world.now + HOUR), "nor is the past"
+    assert services.change_reservation(reservation, end=end + HOUR, now=world.now + HOUR).fits
+    reservation.refresh_from_db()
+    assert reservation.end == end + HOUR
+
+    other = confirm(world, 8, world.now + 24 * HOUR, world.now + 26 * HOUR)
+    assert services.change_reservation(
+        other, start=world.now + 30 * HOUR, end=world.now + 32 * HOUR, now=world.now + HOUR
+    ).fits
+    other.refresh_from_db()
+    assert other.start == world.now + 30 * HOUR
+
+
+def test_giving_it_up_ends_what_runs_and_what_waits_inside(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 2, world.now, world.now + 4 * HOUR)
+    running, waiting = [job(world, world.vision, 2, world.now, reservation=reservation) for _ in range(2)]
+    for seconds in range(4):
+        tick(agents, world.now + seconds * SECOND)
+    assert Workload.objects.get(pk=running.pk).state == "running"
+    assert services.cancel_reservation(reservation, now=world.now + 10 * SECOND)
+    assert not services.cancel_reservation(reservation, now=world.now + 11 * SECOND)
+    for seconds in (12, 13):
+        tick(agents, world.now + seconds * SECOND)
+    ended = Workload.objects.filter(pk__in=[running.pk, waiting.pk]).values_list("state", "outcome")
+    assert set(ended) == {("ended", Code.RESERVATION_OVER)}
+    assert not Allocation.objects.filter(period__upper_inf=True).exists()
+
+
+def test_it_is_moved_off_a_host_that_closes_before_it_is_used(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 8, world.now, world.now + 4 * HOUR)
+    tick(agents, world.now)
+    host = reservation.bound_units.first().unit.gpu.host  # type: ignore[union-attr]
+    services.cordon_host(host, reason="fan", now=world.now + SECOND)
+    at = world.now + 2 * SECOND
+    tick(agents, at)
+    now_bound = BoundUnit.objects.filter(reservation=reservation, period__contains=at)
+    assert now_bound.count() == 8
+    assert host.pk not in set(now_bound.values_list("unit__gpu__host_id", flat=True))
+    reservation.refresh_from_db()
+    assert reservation.state == "active"
+
+
+def test_the_approver_sees_whom_it_would_evict(world: World, agents: list[FakeAgent]) -> None:
+    borrowers = [job(world, world.robotics, 8, world.now) for _ in range(2)]
+    for seconds in range(3):
+        tick(agents, world.now + seconds * SECOND)
+    later = world.now + HOUR
+    wish = ask(world, 8, world.now + 2 * HOUR, world.now + 4 * HOUR)
+    found = services.evicted_by_reservation(**{**wish, "now": later})  # type: ignore[arg-type]
+    assert len(found) == 1 and found[0] in borrowers
+    assert Reservation.objects.count() == 0 and Workload.objects.filter(state="running").count() == 2

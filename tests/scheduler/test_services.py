@@ -1,0 +1,169 @@
+"""Verbs on workloads, quotas and hosts."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from scheduler import clock, engine, prediction, services
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.reasons import Code
+from scheduler.models import Quota, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World
+
+HOUR = dt.timedelta(hours=1)
+SECOND = dt.timedelta(seconds=1)
+
+
+def run(world: World, workload: Workload, at: dt.datetime) -> list[FakeAgent]:
+    """The agents of the shared H100 hosts, of which one runs it."""
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
+    engine.cycle("test", at)
+    for agent in agents * 2:
+        agent.sync(at)
+    workload.refresh_from_db()
+    assert workload.state == "running"
+    return agents
+
+
+def test_what_waits_is_cancelled_at_once_and_only_once(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    assert services.cancel_workload(workload, now=world.now + SECOND)
+    assert (workload.state, workload.outcome, workload.ended_at) == ("ended", "cancelled", world.now + SECOND)
+    assert not services.cancel_workload(workload, now=world.now + 2 * SECOND)
+
+
+def test_what_runs_is_stopped_and_ends_when_its_agent_confirms(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    agents = run(world, workload, world.now)
+    assert services.cancel_workload(workload, now=world.now + HOUR)
+    assert not services.cancel_workload(workload, now=world.now + HOUR)
+    assert workload.state == "stopping"
+    for agent in agents * 2:
+        agent.sync(world.now + HOUR + 5 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome) == ("ended", "cancelled")
+    assert workload.outcome_numbers["run_outcome"] == "killed_at_grace"
+
+
+def test_who_cancels_what_is_being_evicted_is_heard(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    agents = run(world, workload, world.now)
+    host = workload.runs.get().host
+    services.drain_host(host, reason="fan", now=world.now + SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "notice"
+    assert services.cancel_workload(workload, now=world.now + 2 * SECOND)
+    for agent in agents * 2:
+        agent.sync(world.now + 3 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome) == ("ended", "cancelled")
+
+
+def test_a_time_limit_stops_it_and_an_extension_moves_the_limit(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now, max_runtime_seconds=3600)
+    agents = run(world, workload, world.now)
+    assert services.extend_workload(workload, seconds=600, now=world.now)
+    clock.stop_at_time_limits(world.now + HOUR + SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    clock.stop_at_time_limits(world.now + HOUR + 601 * SECOND)
+    for agent in agents * 2:
+        agent.sync(world.now + HOUR + 602 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome) == ("ended", Code.TIME_LIMIT)
+    assert not services.extend_workload(workload, seconds=600, now=world.now + 2 * HOUR)
+
+
+def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now, kind="notebook", command="")
+    run(world, workload, world.now)
+    assert services.warn_idle(workload, at=world.now) and not services.warn_idle(workload, at=world.now)
+    assert services.keep_workload(workload, until=world.now + HOUR)
+    workload.refresh_from_db()
+    assert (workload.idle_warned_at, workload.keep_until) == (None, world.now + HOUR)
+
+
+def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
+    def change(gpus: int) -> bool:
+        return services.change_quota(
+            team=world.robotics.team, pool=world.shared, model=H100, guaranteed_slots=gpus * SLOTS_PER_GPU,
+            borrow_limit_slots=None, now=world.now,
+        )  # fmt: skip
+
+    room = services.guarantee_room(pool=world.shared, model=H100, team=world.robotics.team)
+    assert (room.capacity, room.others, room.most) == tuple(n * SLOTS_PER_GPU for n in (16, 12, 4))
+    assert not change(5)
+    assert (
+        Quota.objects.get(team=world.robotics.team, pool=world.shared, model=H100).guaranteed_slots == 2 * SLOTS_PER_GPU
+    )
+    assert change(4)
+
+
+def test_a_changed_quota_is_used_by_the_next_cycle(world: World) -> None:
+    notebooks = [
+        job(world, world.robotics, 1, world.now, kind="notebook", preemptible=False, command="") for _ in range(3)
+    ]
+    engine.cycle("test", world.now)
+    assert [Workload.objects.get(pk=w.pk).state for w in notebooks].count("queued") == 1
+    services.change_quota(
+        team=world.robotics.team, pool=world.shared, model=H100, guaranteed_slots=3 * SLOTS_PER_GPU,
+        borrow_limit_slots=None, now=world.now,
+    )  # fmt: skip
+    engine.cycle("test", world.now + SECOND)
+    assert {Workload.objects.get(pk=w.pk).state for w in notebooks} == {"placed"}
+
+
+def test_hosts_go_only_the_ways_that_the_table_has(world: World) -> None:
+    host = world.hosts["alpha"]
+    assert services.cordon_host(host, reason="fan", now=world.now)
+    assert not services.cordon_host(host, reason="fan", now=world.now)
+    assert services.drain_host(host, reason="fan", now=world.now)
+    assert services.quarantine_host(host, reason="xid", now=world.now)
+    assert services.return_host(host, reason="repaired", now=world.now)
+    assert not services.return_host(host, now=world.now)
+    assert (host.admin_state, host.repair_state) == ("in_service", "well")
+    changes = list(host.state_changes.order_by("pk").values_list("admin_state", "repair_state"))
+    assert changes[1:4] == [("cordoned", "well"), ("draining", "well"), ("draining", "quarantined")]
+
+
+def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: World) -> None:
+    wish: dict[str, Any] = {
+        "kind": "job", "type": "training", "name": "what if", "project": world.vision.project, "pool": world.shared,
+        "owner": world.vision.member, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
+        "now": world.now,
+    }  # fmt: skip
+    fits = services.preview_workload(**wish, units=8)
+    assert fits["starts_now"] and fits["code"] == Code.FREE_WITHIN_GUARANTEE and fits["borrowed_slots"] == 0
+    assert [(q.model, q.guaranteed, q.held) for q in fits["quota_effect"]][1] == (H100, 8 * SLOTS_PER_GPU, 0)
+    never = services.preview_workload(**wish, units=9)
+    assert not never["starts_now"] and never["code"] == Code.TOO_BIG_FOR_ANY_HOST and never["expected_start"] is None
+    assert not Workload.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("finished", "limit", "expected"),
+    [
+        ([], 3600, 3600),
+        ([600, 700, 800], 3600, 3600),
+        ([600, 700, 800, 900, 1000], 3600, 800),
+        ([600, 700, 800, 900, 1000], 500, 500),
+        ([600, 700, 800, 900, 1000], 36_000, 8000),  # too far from these limits: its limit times the pool's ratio
+    ],
+)
+def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(
+    world: World, finished: list[int], limit: int, expected: int
+) -> None:
+    for seconds in finished:
+        past = job(world, world.vision, 2, world.now, max_runtime_seconds=1500 if limit == 500 else 3600)
+        Workload.objects.filter(pk=past.pk).update(
+            state="ended", outcome="finished", started_at=world.now, ended_at=world.now + seconds * SECOND
+        )
+    predicted = prediction.predict_seconds(
+        pool=world.shared, team=world.vision.team, owner_id=world.vision.member.pk, total_units=3,
+        max_runtime_seconds=limit,
+    )  # fmt: skip
+    assert predicted == expected
