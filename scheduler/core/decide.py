@@ -249,6 +249,7 @@ class Cycle:
             )
             code = Code.EVICTED_FOR_PRIORITY if same_team else Code.EVICTED_FOR_GUARANTEE
             stop_at = board.now + board.policy.notice_seconds
+            self._by_end.pop(running.team, None)
             board.evict(victim, Eviction(running.id, queued.id, None, code, stop_at, why))
         self._wait_for(queued, kind, made.units, made.victims)
 
@@ -291,7 +292,7 @@ class Cycle:
         elif code == Code.HOST_CLOSED:
             start = None
         else:
-            start, blockers, held = self._start_on_units(queued, self.board.now)
+            start, blockers, held = self._start_on_units(queued)
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
 
     def _obstacle(self, queued: Queued) -> Why:
@@ -401,8 +402,11 @@ class Cycle:
 
     # -- when it may expect to start ---------------------------------------------------------------------------------
 
-    def _start_on_units(self, queued: Queued, not_before: int) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
-        """(expected start, who it waits for, units set aside for it) from the forecast, which then counts it in."""
+    def _start_on_units(self, queued: Queued) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
+        """(expected start, who it waits for, units set aside for it) from the forecast, which then counts it in.
+
+        Not before something has changed: it does not fit now, be it for CPU or NVLink, which the forecast can't see.
+        """
         board = self.board
         if self.forecasts >= FORECAST_DEPTH:
             return self._start_by_pace(queued), (), ()
@@ -411,10 +415,10 @@ class Cycle:
             self._forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
         for kind in board.kinds_for(queued.ask):
-            if not self._room(queued, kind).allowed and not_before <= board.now:
+            if not self._room(queued, kind).allowed:
                 continue
             seconds = fit.gone_after(board, queued) if queued.preemptible else queued.max_runtime_seconds
-            found = self._forecast.earliest(queued.ask, kind, seconds, not_before)
+            found = self._forecast.earliest(queued.ask, kind, seconds, board.now + 1)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], kind, found[1]
         if best is None:
@@ -423,7 +427,7 @@ class Cycle:
         self._forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
         self.latest_start = max(self.latest_start, start)
         held: tuple[int, ...] = ()
-        if self.holds < HOLDS and not_before <= board.now:
+        if self.holds < HOLDS:
             self.holds += 1
             held = self._hold(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start), held
@@ -490,12 +494,15 @@ class Cycle:
                     over -= sum(int(board.slots[u]) for u in counted)
                     waited_for.append(i)
             if over <= 0 and waited_for:
-                end = expected_end(board.running[waited_for[-1]], board.now)
+                end = self._end_and_id(waited_for[-1])[0]
                 options.append((end, tuple(sorted(board.running[i].id for i in waited_for))))
         return min(options, default=(None, ()), key=lambda option: option[0] or 0)
 
     def _end_and_id(self, i: int) -> tuple[int, int]:
-        return expected_end(self.board.running[i], self.board.now), self.board.running[i].id
+        end = expected_end(self.board.running[i], self.board.now)
+        if i in self.board.evicted:
+            end = min(end, self.board.now + lead_seconds(self.board))
+        return end, self.board.running[i].id
 
     def _of_team_by_end(self, team: int) -> list[int]:
         """A team's running work, the first to end first."""

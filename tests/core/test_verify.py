@@ -287,7 +287,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "borrowing for firm work": (quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), "may not borrow"),
     "borrowed and not said": (
         both(
-            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), row("queued", 1, preemptible=True, may_borrow=True)
+            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)),
+            row("queued", 1, preemptible=True, may_borrow=True),
         ),
         "the plan says 0",
     ),

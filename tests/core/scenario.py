@@ -1,0 +1,287 @@
+"""Reads a scenario file: one small pool, what runs and waits in it, and what the plan has to say.
+
+Times are distances from now ("2h", "-30m", "1d"); GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts are
+GPUs, as people count them. A file's fields are those used below; a field that nothing reads fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    DecayedUse,
+    Host,
+    Maintenance,
+    Plan,
+    Policy,
+    Pool,
+    PoolKind,
+    Priority,
+    Queued,
+    Quota,
+    Reservation,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+
+NOW = 1_000_000
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+SLICES = {"1g.10gb": 7, "3g.40gb": 2, "share-1/4": 4}
+MEMORY = {"H100-80GB": 81_920, "A100-40GB": 40_960}
+FOLDER = Path(__file__).parent / "scenarios"
+
+
+def seconds(text: str) -> int:
+    """ "90s", "-2h", "1d" in seconds."""
+    number, unit = re.fullmatch(r"(-?\d+)([smhd])", text).groups()  # type: ignore[union-attr]
+    return int(number) * SECONDS[unit]
+
+
+def at(text: str) -> int:
+    return NOW + seconds(text)
+
+
+class Scenario:
+    """One file, as a snapshot and as what is expected of its plan."""
+
+    def __init__(self, path: Path) -> None:
+        data = json.loads(path.read_text())
+        self.rule: str = data.pop("rule")
+        self.expected: dict[str, Any] = data.pop("expect")
+        self.unit_id: dict[str, int] = {}
+        self.teams = {name: number for number, name in enumerate(data["teams"], start=1)}
+        self.snapshot = self._snapshot(data)
+        assert not data, f"{path.name}: nothing reads {sorted(data)}"
+        self.unit_name = {number: name for name, number in self.unit_id.items()}
+
+    def _snapshot(self, data: dict[str, Any]) -> Snapshot:
+        owner = data.pop("static_for", None)
+        policy = {name: value for name, value in data.pop("policy", {}).items()}
+        for name in ("spare", "most_per_user", "most_per_workload"):
+            if name in policy:
+                field = {"spare": "spare_slots"}.get(name, name.replace("most_per_", "most_slots_per_"))
+                policy[field] = policy.pop(name) * SLOTS_PER_GPU
+        if "minimum_runtime" in policy:
+            policy["minimum_runtime_seconds"] = seconds(policy.pop("minimum_runtime"))
+        kind = PoolKind.STATIC if owner else PoolKind.DYNAMIC
+        pool = Pool(1, "pool", kind, self.teams.get(owner) if owner else None, Policy(**policy))
+        hosts: list[Host] = []
+        units: list[Unit] = []
+        for number, (name, row) in enumerate(data.pop("hosts").items(), start=1):
+            hosts.append(self._host(number, name, dict(row)))
+            units += self._units(number, name, row)
+        teams = data.pop("teams")
+        models = sorted({unit.model for unit in units})
+        return Snapshot(
+            epoch=1,
+            pools=(pool,),
+            hosts=tuple(hosts),
+            units=tuple(units),
+            teams=tuple(Team(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()),
+            quotas=tuple(q for name, row in teams.items() for q in self._quotas(name, row, models)),
+            decayed_use=tuple(
+                DecayedUse(self.teams[name], 1, row.get("used", 0) * 3600.0 * SLOTS_PER_GPU)
+                for name, row in teams.items()
+            ),
+            queued=tuple(self._queued(int(key), row) for key, row in data.pop("queued", {}).items()),
+            running=tuple(self._running(int(key), row) for key, row in data.pop("running", {}).items()),
+            reservations=tuple(self._reservation(int(key), row) for key, row in data.pop("reservations", {}).items()),
+            maintenance=tuple(
+                Maintenance(next(h.id for h in hosts if h.name == name), at(row["start"]), at(row["end"]))
+                for name, row in data.pop("maintenance", {}).items()
+            ),
+        )
+
+    def _host(self, number: int, name: str, row: dict[str, Any]) -> Host:
+        return Host(
+            number,
+            name,
+            1,
+            frozenset(row.get("labels", {}).items()),
+            cpu_milli=row.get("cpus", 0) * 1000,
+            memory_mib=row.get("memory_gib", 0) * 1024,
+            accepts="closed" not in row,
+            closed_code=row.get("closed", ""),
+        )
+
+    def _units(self, host: int, name: str, row: dict[str, Any]) -> list[Unit]:
+        """ "8xH100-80GB", and the GPUs of it that are cut: {"0": "1g.10gb"}."""
+        count, model = row["gpus"].split("x", 1)
+        units = []
+        for gpu in range(int(count)):
+            profile = row.get("cut", {}).get(str(gpu), "")
+            parts = SLICES.get(profile, 1)
+            for part in range(parts):
+                unit = host * 1000 + gpu * 10 + part
+                self.unit_id[f"{name}/{gpu}" + (f".{part}" if profile else "")] = unit
+                units.append(
+                    Unit(
+                        unit,
+                        host,
+                        host * 100 + gpu,
+                        model,
+                        profile,
+                        SLOTS_PER_GPU // parts,
+                        MEMORY[model] // parts,
+                        90 if model.startswith("H") else 80,
+                        gpu // 4 if not profile else None,
+                        gpu not in row.get("sick", []),
+                    )
+                )
+        return units
+
+    def _quotas(self, name: str, row: dict[str, Any], models: list[str]) -> list[Quota]:
+        """ "guaranteed": 4 is of every model there is; {"H100-80GB": 4} of these only. "borrows": null is no limit."""
+        guaranteed = row.get("guaranteed", {})
+        if isinstance(guaranteed, int):
+            guaranteed = dict.fromkeys(models, guaranteed)
+        limit = row.get("borrows")
+        slots = None if limit is None else limit * SLOTS_PER_GPU
+        return [Quota(self.teams[name], 1, model, n * SLOTS_PER_GPU, slots) for model, n in guaranteed.items()]
+
+    def _ask(self, row: dict[str, Any]) -> Ask:
+        return Ask(
+            units=row.pop("gpus", 1),
+            hosts=row.pop("hosts", 1),
+            models=tuple(row.pop("models", ())),
+            profile=row.pop("profile", ""),
+            min_memory_mib=row.pop("min_memory_gib", 0) * 1024,
+            min_compute_capability=row.pop("min_compute_capability", 0),
+            nvlink=row.pop("nvlink", False),
+            labels=frozenset(row.pop("labels", {}).items()),
+            cpu_milli=row.pop("cpus", 0) * 1000,
+            memory_mib=row.pop("memory_gib", 0) * 1024,
+        )
+
+    def _queued(self, key: int, row: dict[str, Any]) -> Queued:
+        ask, limit = self._ask(row), seconds(row.pop("limit", "4h"))
+        preemptible = row.pop("preemptible", False)
+        gate = row.pop("gate", "")
+        queued = Queued(
+            key,
+            self.teams[row.pop("team")],
+            row.pop("project", 1),
+            row.pop("user", key),
+            1,
+            ask,
+            submitted=NOW - seconds(row.pop("waited", "1m")),
+            max_runtime_seconds=limit,
+            predicted_seconds=seconds(row.pop("predicted", f"{limit}s")),
+            priority=Priority[row.pop("priority", "normal").upper()],
+            preemptible=preemptible,
+            may_borrow=preemptible,
+            reservation=row.pop("reservation", None),
+            not_before=at(row.pop("not_before", "0s")),
+            evicted_by=row.pop("evicted_by", None),
+            gate=gate,
+            gate_numbers=tuple(sorted(row.pop("gate_numbers", {}).items())),
+            earmarked_units=tuple(sorted(self.unit_id[u] for u in row.pop("earmarked", []))),
+        )
+        assert not row, f"workload {key}: nothing reads {sorted(row)}"
+        return queued
+
+    def _running(self, key: int, row: dict[str, Any]) -> Running:
+        until = row.pop("until", "10h")
+        checkpoint, stop_by = row.pop("checkpoint", None), row.pop("stop_by", None)
+        running = Running(
+            key,
+            self.teams[row.pop("team")],
+            row.pop("project", 1),
+            row.pop("user", key),
+            1,
+            tuple(sorted(self.unit_id[name] for name in row.pop("on"))),
+            started=at(row.pop("started", "-2h")),
+            until=at(until),
+            predicted_until=at(row.pop("predicted_until", until)),
+            priority=Priority[row.pop("priority", "normal").upper()],
+            preemptible=row.pop("preemptible", False),
+            checkpoint_at=None if checkpoint is None else at(checkpoint),
+            reservation=row.pop("reservation", None),
+            stopping=stop_by is not None,
+            stop_by=None if stop_by is None else at(stop_by),
+            evicted_for_workload=row.pop("evicted_for_workload", None),
+            evicted_for_reservation=row.pop("evicted_for_reservation", None),
+            cpu_milli=row.pop("cpus", 0) * 1000,
+        )
+        assert not row, f"workload {key}: nothing reads {sorted(row)}"
+        return running
+
+    def _reservation(self, key: int, row: dict[str, Any]) -> Reservation:
+        reservation = Reservation(
+            key,
+            self.teams[row.pop("team")],
+            row.pop("project", 1),
+            1,
+            self._ask(row),
+            at(row.pop("start")),
+            at(row.pop("end")),
+            tuple(sorted(self.unit_id[name] for name in row.pop("bound", []))),
+        )
+        assert not row, f"reservation {key}: nothing reads {sorted(row)}"
+        return reservation
+
+    # -- what the plan says, in the words of the file -----------------------------------------------------------------
+
+    def told(self, planned: Plan) -> dict[str, Any]:
+        """The plan with only those details that the file has expectations of."""
+        said: dict[str, Any] = {
+            "placed": {
+                str(p.workload): {
+                    "on": self._names(p.units),
+                    "code": str(p.code),
+                    "borrowed": p.borrowed_slots / SLOTS_PER_GPU,
+                    "until": _distance(p.until),
+                }
+                for p in planned.placements
+            },
+            "evicted": {
+                str(e.workload): {
+                    "for": e.for_workload,
+                    "for_reservation": e.for_reservation,
+                    "code": str(e.code),
+                    "stop": _distance(e.stop_at),
+                }
+                for e in planned.evictions
+            },
+            "refused": {
+                str(r.workload): {
+                    "code": str(r.code),
+                    "numbers": dict(r.numbers),
+                    "place": r.position,
+                    "start": None if r.expected_start is None else _distance(r.expected_start),
+                    "behind": list(r.blockers),
+                    "held": self._names(r.held_units),
+                }
+                for r in planned.refusals
+            },
+            "bound": {str(b.reservation): {"on": self._names(b.units)} for b in planned.bindings},
+        }
+        return {part: _only(said[part], self.expected.get(part, {})) for part in said}
+
+    def _names(self, units: tuple[int, ...]) -> list[str]:
+        return [self.unit_name[unit] for unit in units]
+
+
+def _distance(time: int) -> str:
+    """Seconds from now in the largest unit that is whole: "2h", "90s"."""
+    away = time - NOW
+    unit = next(u for u in "dhms" if away % SECONDS[u] == 0)
+    return f"{away // SECONDS[unit]}{unit}"
+
+
+def _only(said: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Every answer, but of each only the details that are expected; numbers likewise."""
+    told = {}
+    for key, answer in said.items():
+        wanted = expected.get(key, {})
+        told[key] = {name: answer[name] for name in wanted}
+        if "numbers" in wanted:
+            told[key]["numbers"] = {name: answer["numbers"].get(name) for name in wanted["numbers"]}
+    return told
