@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,3 +137,43 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         assert await again.run(await again.start_kernel(), "print(open('kept.txt').read())") == "from the first notebook\n"
         with pytest.raises(NoAnswer):  # the first one's cookie opens nothing of the second
             await Jupyter(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
+
+
+@pytest.mark.browser
+async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(live_world: World, pool: Pool) -> None:
+    from playwright.async_api import async_playwright
+
+    run = await launch(live_world, pool)
+    link = await rows(opened, run)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        context = await browser.new_context()
+        page = await context.new_page()
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        refused: list[str] = []
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status in (401, 403, 502) else None)
+        await page.goto(link)
+        await page.wait_for_url("**/lab**")
+        cookie = next(cookie for cookie in await context.cookies() if cookie["name"] == "__Host-gpupool")
+        assert cookie["secure"] and cookie["httpOnly"] and cookie["path"] == "/"
+        await page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click(timeout=60_000)
+        cell = page.locator(".jp-Notebook .cm-content").first
+        await cell.click()
+        await page.keyboard.type("print(6*7)")
+        await page.keyboard.press("Shift+Enter")
+        await page.locator(".jp-OutputArea-output", has_text="42").first.wait_for(timeout=60_000)
+        stored = await page.evaluate("document.cookie")
+        assert "gpupool" not in stored
+        assert (problems, refused) == ([], [])
+        await rows(stop, run)
+        answer = await page.goto(f"{urlsplit(link).scheme}://{urlsplit(link).netloc}/lab")
+        assert answer is not None and answer.status == 410
+        assert await page.get_by_role("heading").inner_text() == "This notebook has ended"
+        await browser.close()
+
+
+def chromium() -> str:
+    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    assert found is not None
+    return found
