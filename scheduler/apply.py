@@ -29,8 +29,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from scheduler.snapshot import accepts
-from scheduler.states import RepairState, ReservationState, RunState, WorkloadState, change_state
+from scheduler.states import RepairState, ReservationState, RunState, WorkloadState, accepts_work, change_state
 
 EXPECTED_START_GRAIN_SECONDS = 60  # an estimate that moved by less is not worth a write
 
@@ -200,8 +199,9 @@ class _Applier:
                 return f"unit {pk} is gone"
             if unit.gpu.repair_state != RepairState.WELL:
                 return f"GPU {unit.gpu_id} is {unit.gpu.repair_state}"
-            if not accepts(unit.gpu.host):
-                return f"host {unit.gpu.host.name} takes no new work"
+            host = unit.gpu.host
+            if not accepts_work(host.lease_state, host.admin_state, host.repair_state):
+                return f"host {host.name} takes no new work"
         return ""
 
     def _start(self, placements: Sequence[Placement]) -> None:

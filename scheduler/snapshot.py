@@ -33,7 +33,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
+from scheduler.states import AdminState, RepairState, ReservationState, WorkloadState, accepts_work
 
 QUERIES = 14
 STOPPING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
@@ -316,17 +316,8 @@ def _pool(pool: Pool) -> model.Pool:
     return model.Pool(pool.pk, pool.name, model.PoolKind(pool.kind), pool.team_id, policy)
 
 
-def accepts(host: Host) -> bool:
-    """May new work be placed on this host, by its three states?"""
-    return (host.lease_state, host.admin_state, host.repair_state) == (
-        LeaseState.ALIVE,
-        AdminState.IN_SERVICE,
-        RepairState.WELL,
-    )
-
-
 def _host(host: Host) -> model.Host:
-    open_ = accepts(host)
+    open_ = accepts_work(host.lease_state, host.admin_state, host.repair_state)
     in_maintenance = host.admin_state == AdminState.MAINTENANCE
     code = Code.HELD_FOR_MAINTENANCE if in_maintenance else Code.HOST_CLOSED
     return model.Host(

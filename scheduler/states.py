@@ -61,6 +61,11 @@ class RepairState(StrEnum):
     OUT = "out"
 
 
+def accepts_work(lease: str, admin: str, repair: str) -> bool:
+    """May new work be placed on a host with these three states?"""
+    return (lease, admin, repair) == (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
+
+
 Transitions = dict[str, frozenset[str]]
 
 

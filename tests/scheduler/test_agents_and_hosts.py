@@ -104,7 +104,7 @@ def test_another_instance_is_refused_and_shown(world: World) -> None:
     with pytest.raises(AgentRefused, match="another agent"):
         agent.sync(world.now)
     refused = Host.objects.get(pk=agent.host.pk).refused_agent
-    assert refused["instance"] == "another" and "alpha" in refused["reason"]
+    assert refused is not None and refused["instance"] == "another" and "alpha" in refused["reason"]
 
 
 def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world: World) -> None:
