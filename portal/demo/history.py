@@ -250,8 +250,8 @@ def _note(event: Event, courses: dict[int, Course], bound: dict[int, tuple[int, 
 
 
 @transaction.atomic
-def write(past: Past) -> dict[int, float]:
-    """Write the past's rows once. Workload id -> the mean utilisation (per cent) its rollups should show."""
+def write(past: Past) -> None:
+    """Write the past's rows, all or none."""
     _date_hosts_back(past)
     reservations = _write_reservations(past)
     kept = {number: course for number, course in past.courses.items() if course.attempts}
@@ -261,7 +261,13 @@ def write(past: Past) -> dict[int, float]:
     for use in past.decayed:
         row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
         DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)
-    return {workloads[number].pk: past.wanted[number].utilisation for number in kept}
+
+
+def utilisation(past: Past) -> dict[int, float]:
+    """Workload id to the mean utilisation (per cent) that its rollups should show, for the rows that ``write`` made."""
+    busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
+    rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
+    return {pk: busy[name, at] for pk, name, at in rows if (name, at) in busy}
 
 
 def _date_hosts_back(past: Past) -> None:

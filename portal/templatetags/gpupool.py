@@ -43,6 +43,7 @@ STATES: dict[str, tuple[str, str, str]] = {
     "over": ("Over", "ended", "ended"),
     "released": ("Released", "cancelled", "ended"),
     # what waits for somebody's word
+    "waiting": ("Waits for approval", "pending", "queued"),
     "pending": ("Waits for approval", "pending", "queued"),
     "approved": ("Approved", "ended", "running"),
     "approved_changed": ("Approved, changed", "ended", "running"),

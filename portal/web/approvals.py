@@ -1,0 +1,237 @@
+"""Approvals: what is asked, what it would do to others, and the decision."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from portal import policy
+from portal.errors import ServiceError
+from portal.models import Submission, SubmissionState, User
+from portal.selectors import approvals as reads
+from portal.services import approvals as verbs
+from portal.services.asks import models_of
+from portal.web.access import signed_in, viewer
+from portal.web.verb_form import VerbForm
+from scheduler.models import Pool
+
+KINDS = (
+    ("", "All"),
+    (Submission.Kind.RESERVATION.value, "Reservations"),
+    (Submission.Kind.QUOTA_CHANGE.value, "Quotas"),
+    (Submission.Kind.MEMBERSHIP.value, "Members"),
+)
+
+
+class DecisionForm(VerbForm):
+    """The reason, and what to approve instead of what was asked. Field names are the services'."""
+
+    comment = forms.CharField(required=False, max_length=2000, label="Reason, sent to them", help_text="Needed to decline.")
+
+    def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        payload = submission.payload
+        if submission.kind == Submission.Kind.QUOTA_CHANGE:
+            self.fields["guaranteed_gpus"] = forms.IntegerField(
+                label="Guaranteed GPUs", initial=payload["guaranteed_gpus"], help_text="Change it to approve another number."
+            )
+            self.fields["borrow_limit_gpus"] = forms.IntegerField(
+                label="May borrow", initial=payload["borrow_limit_gpus"], required=False, help_text="Empty: no limit."
+            )
+        elif submission.kind == Submission.Kind.RESERVATION:
+            self.fields["units"] = forms.IntegerField(label="GPUs on each host", initial=payload["units"])
+            self.fields["may_exceed_guarantee"] = forms.BooleanField(
+                label="Let it use what other teams are guaranteed",
+                required=False,
+                initial=payload.get("may_exceed_guarantee", False),
+            )
+
+    def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """What the operator wants different from what was asked."""
+        given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
+        absent = {"may_exceed_guarantee": False}
+        return {name: value for name, value in given.items() if value != payload.get(name, absent.get(name))}
+
+
+class QuotaForm(VerbForm):
+    pool = forms.ChoiceField(label="Pool")
+    model = forms.ChoiceField(label="GPU model")
+    guaranteed_gpus = forms.IntegerField(label="Guaranteed GPUs", help_text="Yours whenever you ask for them.")
+    borrow_limit_gpus = forms.IntegerField(
+        label="May borrow", required=False, help_text="On top, of what others leave free. Empty: no limit."
+    )
+    why = forms.CharField(label="Why", max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), required=False)
+
+    def __init__(self, *args: Any, pools: dict[str, Pool], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        fields["pool"].choices = [(slug, pool.name) for slug, pool in pools.items()]
+        models = sorted({model for pool in pools.values() for model in models_of(pool)})
+        fields["model"].choices = [(model, model) for model in models]
+
+
+@signed_in
+def approvals(request: HttpRequest) -> HttpResponseBase:
+    """What waits, the oldest opened; ``decided=1`` shows what was decided instead. Several can be decided at once."""
+    user, now = viewer(request), timezone.now()
+    if request.GET.get("decided"):
+        return render(request, "manage/approvals_decided.html", {"rows": _lines(reads.decided(user, now), now), "now": now})
+    rows = list(reads.waiting(user))
+    kind = request.GET.get("kind", "")
+    shown = [row for row in rows if not kind or row.kind == kind]
+    return render(request, "manage/approvals.html", _context(request, user, rows, shown, shown[0] if shown else None, now))
+
+
+@signed_in
+def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """One submission beside the list of what waits."""
+    user, now = viewer(request), timezone.now()
+    row = reads.one(user, public_id)
+    if row is None:
+        raise Http404("There is no submission of this address, or it is not yours to see.")
+    rows = list(reads.waiting(user))
+    return render(request, "manage/approvals.html", _context(request, user, rows, rows, row, now))
+
+
+def _context(
+    request: HttpRequest,
+    user: User,
+    rows: list[Submission],
+    shown: list[Submission],
+    chosen: Submission | None,
+    now: datetime,
+    form: DecisionForm | None = None,
+) -> dict[str, Any]:
+    kind = request.GET.get("kind", "")
+    counts = {value: sum(1 for row in rows if not value or row.kind == value) for value, _ in KINDS}
+    context: dict[str, Any] = {
+        "rows": _lines(shown, now),
+        "waiting": len(rows),
+        "oldest": rows[0].created_at if rows else None,
+        "kinds": [
+            {"label": f"{label} {counts[value]}", "url": f"?kind={value}" if value else "?", "current": value == kind}
+            for value, label in KINDS
+        ],
+        "chosen": chosen,
+        "now": now,
+    }
+    if chosen is not None:
+        place = next((index for index, row in enumerate(shown) if row.pk == chosen.pk), None)
+        open_ = chosen.state == SubmissionState.WAITING
+        context |= {
+            "title": reads.title(chosen),
+            "project": reads.project_of(chosen),
+            "effect": verbs.effect_of(chosen, now) if open_ else None,
+            "open": open_,
+            "may_decide": open_ and policy.may(user, "submission.decide", chosen),
+            "may_withdraw": open_ and policy.may(user, "submission.withdraw", chosen),
+            "form": form or DecisionForm(submission=chosen),
+            "next": shown[place + 1] if place is not None and place + 1 < len(shown) else None,
+            "previous": shown[place - 1] if place else None,
+        }
+    return context
+
+
+def _lines(rows: Any, now: datetime) -> list[dict[str, Any]]:
+    return [{"submission": row, "title": reads.title(row)} for row in rows]
+
+
+# -- deciding ----------------------------------------------------------------------------------------------------------
+
+
+@require_POST
+@signed_in
+def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpResponseBase:
+    """Approve (as asked or changed), decline or withdraw one submission."""
+    user, now = viewer(request), timezone.now()
+    row = reads.one(user, public_id)
+    if row is None:
+        raise Http404("There is no submission of this address, or it is not yours to see.")
+    form = DecisionForm(request.POST, submission=row)
+    if verb == "withdraw":
+        form.is_valid()
+        done = form.carry_out(verbs.withdraw_submission, actor=user, submission=row, now=now)
+    elif not form.is_valid():
+        done = None
+    elif verb == "approve":
+        done = form.carry_out(
+            verbs.approve_submission,
+            actor=user,
+            submission=row,
+            changes=form.changes(row.payload),
+            comment=form.cleaned_data["comment"],
+            now=now,
+        )
+    else:
+        done = form.carry_out(
+            verbs.decline_submission, actor=user, submission=row, comment=form.cleaned_data["comment"], now=now
+        )
+    if done is None:
+        row.refresh_from_db()
+        rows = list(reads.waiting(user))
+        return render(request, "manage/approvals.html", _context(request, user, rows, rows, row, now, form), status=400)
+    words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
+    messages.success(request, f"{words}: {reads.title(row)} for {row.team.name}. {row.author.username} is told.")
+    return redirect("approvals" if policy.may(user, "approval.see") else "home")
+
+
+@require_POST
+@signed_in
+def decide_several(request: HttpRequest) -> HttpResponseBase:
+    """Approve or decline what is ticked; each is decided by itself, and what could not be stays waiting."""
+    user, now = viewer(request), timezone.now()
+    verb = request.POST.get("verb", "")
+    done = 0
+    for text in request.POST.getlist("submission")[:200]:
+        row = reads.one(user, _uuid(text))
+        if row is None:
+            continue
+        try:
+            if verb == "approve":
+                verbs.approve_submission(actor=user, submission=row, now=now)
+            else:
+                verbs.decline_submission(actor=user, submission=row, comment=request.POST.get("comment", ""), now=now)
+            done += 1
+        except ServiceError as refusal:
+            messages.error(request, f"{reads.title(row)} for {row.team.name} still waits. {refusal.message}")
+    if done:
+        messages.success(request, f"{done} {'approved' if verb == 'approve' else 'declined'}.")
+    return redirect("approvals")
+
+
+def _uuid(text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise Http404 from None
+
+
+# -- asking for another quota ------------------------------------------------------------------------------------------
+
+
+@signed_in
+def quota_change(request: HttpRequest, slug: str) -> HttpResponseBase:
+    """A lead asks for another guarantee; an operator decides."""
+    user = viewer(request)
+    team = get_object_or_404(policy.visible_teams(user), slug=slug)
+    policy.require(user, "quota.request", team)
+    pools = {pool.slug: pool for pool in Pool.objects.filter(kind="dynamic").order_by("name")}
+    form = QuotaForm(request.POST or None, pools=pools)
+    if request.method == "POST" and form.is_valid():
+        given = dict(form.cleaned_data)
+        pool = pools[given.pop("pool")]
+        made = form.carry_out(verbs.request_quota_change, actor=user, team=team, pool=pool, now=timezone.now(), **given)
+        if made is not None:
+            messages.success(request, "Your request waits for an operator. You are told when it is decided.")
+            return redirect("submission", made.public_id)
+    context = {"team": team, "form": form, "quotas": policy.visible_quotas(user).filter(team=team).select_related("pool")}
+    response: HttpResponse = render(request, "manage/quota_change.html", context, status=400 if form.errors else 200)
+    return response
