@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ ROWS_OFFLINE = 12  # samples per batch while the edge is away: fewer, larger fil
 HEALTH_RESENT_SECONDS = (
     86_400.0  # after a reconnect, events younger than this are said again; their ids make that harmless
 )
+SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
+EXIT_GRACE_SECONDS = 5.0
 LOG_CHUNKS_AT_ONCE = 4  # per run and round, so that one loud workload does not hold up the others
 
 
@@ -127,11 +129,24 @@ class Agent:
         await self.meter.close()
 
     async def _stop_everything(self) -> None:
-        for run in list(self.runs.runs.values()):
-            if run.state != "ended" and not run.stop_ordered:
-                self.runs.stop(Stop(run.id, "drained", 5.0))
-        until = boottime() + 10
-        while boottime() < until and any(run.state != "ended" for run in self.runs.runs.values()):
+        """Notice, time to save, stop. The server hears at the next start that they were drained."""
+        mine = [run for run in self.runs.runs.values() if run.state in ("starting", "running") and not run.stop_ordered]
+        saved_before = {run.id: run.checkpoint_at for run in mine}
+        for run in mine:
+            if not run.noticed:
+                self.runs.notice(run.id, "drained", time.time() + SAVE_SECONDS)
+        jobs = [run for run in mine if not run.is_notebook]
+        await self._wait(
+            SAVE_SECONDS, lambda: all(run.ended or run.checkpoint_at != saved_before[run.id] for run in jobs)
+        )
+        for run in mine:
+            if not run.ended:
+                self.runs.stop(Stop(run.id, "drained", EXIT_GRACE_SECONDS, whatever=True))
+        await self._wait(EXIT_GRACE_SECONDS + 3, lambda: all(run.ended for run in mine))
+
+    async def _wait(self, seconds: float, happened: Callable[[], bool]) -> None:
+        until = boottime() + seconds
+        while boottime() < until and not happened():
             await asyncio.sleep(LOOK_SECONDS)
             self.runs.look()
 
@@ -303,7 +318,7 @@ class Agent:
             case Refuse(wanted, outcome, why):
                 self.runs.refuse(wanted, outcome, why)
             case Notice(wanted):
-                self.runs.notice(wanted)
+                self.runs.notice(wanted.run, wanted.code, wanted.stop_at)
             case Withdraw(run):
                 self.runs.withdraw(run)
             case Stop():
@@ -415,7 +430,7 @@ def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
     tree = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
     own = [process for process in tree if process.name != "bwrap"]
     computing = sum(1 for process in own if _is_kernel(process.pid)) if run.is_notebook else min(1, len(own))
-    load, memory = declared_load(run)
+    load, memory = declared_load(run, [process.pid for process in own])
     return Use(
         run=run.id,
         pids=frozenset(process.pid for process in own),

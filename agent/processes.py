@@ -52,6 +52,16 @@ def below(everything: dict[int, Process], root: int) -> list[Process]:
     return found
 
 
+def environment_value(pid: int, name: str) -> str | None:
+    """A variable of the process's environment as it was started, or None where there is none or it can't be read."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    start = f"{name}=".encode()
+    return next((entry[len(start) :].decode("utf-8", "replace") for entry in entries if entry.startswith(start)), None)
+
+
 def is_alive(pid: int, start_ticks: int) -> bool:
     """Whether this very process lives: not another one that was given its pid later."""
     process = look(pid)

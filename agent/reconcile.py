@@ -61,9 +61,12 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Stop:
+    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed."""
+
     run: str
     outcome: str
     grace_seconds: float
+    whatever: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -376,12 +377,12 @@ class Runs:
         write_json(folder / "run.json", run.about)
         self.runs[wanted.run] = run
 
-    def notice(self, wanted: RunWanted) -> None:
+    def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Tell the workload that it will be stopped: the file first, then (through the shim) the signal."""
-        run = self.runs[wanted.run]
-        write_text(run.folder / "in" / "notice", json.dumps({"code": wanted.code, "stop_at": wanted.stop_at}))
+        run = self.runs[run_id]
+        write_text(run.folder / "in" / "notice", json.dumps({"code": code, "stop_at": stop_at}))
         run.noticed = True
-        self._order(run, {"notice": {"code": wanted.code}})
+        self._order(run, {"notice": {"code": code}})
 
     def withdraw(self, run_id: str) -> None:
         """It may stay after all."""
@@ -394,8 +395,8 @@ class Runs:
         """TERM now, KILL after the grace, by the shim."""
         run = self.runs[order.run]
         run.stop_ordered = True
-        notice = {"notice": {"code": ""}} if run.noticed else {}
-        self._order(run, {**notice, "stop": {"outcome": order.outcome, "grace_seconds": order.grace_seconds}})
+        stop = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
+        self._order(run, {"stop": stop, **({"notice": {"code": ""}} if run.noticed else {})})
 
     def _order(self, run: Run, order: dict[str, Any]) -> None:
         write_json(run.folder / "order.json", order)
@@ -420,21 +421,26 @@ class Runs:
         write_json(run.folder / "log_sent.json", {"offset": offset})
 
 
-def declared_load(run: Run) -> tuple[float | None, int | None]:
+def declared_load(run: Run, pids: Iterable[int]) -> tuple[float | None, int | None]:
     """(utilisation in per cent, memory in MiB) that the workload says of itself, each None where it says nothing.
 
-    The folder is the workload's: links are not followed and little is read.
+    The file counts before the environment of its processes (``pids``). The folder is the workload's: links are not followed
+    and little is read.
     """
     try:
         descriptor = os.open(run.folder / "out" / "load", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return _declaration(str(run.about.get("declared_utilisation", "")))
+        return max((_in_environment(pid) for pid in pids), default=None, key=lambda load: load or 0.0), None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None, None
         return _declaration(os.read(descriptor, LARGEST_DECLARATION).decode("utf-8", "replace"))
     finally:
         os.close(descriptor)
+
+
+def _in_environment(pid: int) -> float | None:
+    return _declaration(processes.environment_value(pid, "GPUPOOL_SIMULATED_UTILISATION") or "")[0]
 
 
 def _declaration(text: str) -> tuple[float | None, int | None]:
@@ -460,7 +466,6 @@ def _about(wanted: RunWanted) -> dict[str, Any]:
         "attempt": wanted.attempt,
         "unit_uuids": list(wanted.unit_uuids),
         "mark": secrets.token_hex(8),  # in the environment of its processes: tells them from every other run's
-        "declared_utilisation": wanted.environment.get("GPUPOOL_SIMULATED_UTILISATION", ""),
     }
 
 

@@ -173,6 +173,7 @@ class Shim:
         self.main_status: int | None = None
         self.cause = ""  # why it is being stopped: "", "stop", "lease_lost", "time_limit", "leftover"
         self.stop_outcome = ""
+        self.stop_whatever = False
         self.kill_at: float | None = None
         self.killed = False
         self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
@@ -337,6 +338,7 @@ class Shim:
             self.noticed = False
         if order.get("stop") and not self.cause:
             self.stop_outcome = order["stop"]["outcome"]
+            self.stop_whatever = order["stop"]["whatever"]
             self.stop("stop", order["stop"]["grace_seconds"])
 
     def acknowledgement(self) -> tuple[int, ...] | None:
@@ -403,6 +405,8 @@ class Shim:
         if self.cause in ("lease_lost", "time_limit"):
             return self.cause, code
         if self.cause == "stop":
+            if self.stop_whatever:
+                return self.stop_outcome, code
             if self.killed:
                 return "killed_at_grace", code
             return ("checkpointed" if self.acknowledged() else self.stop_outcome), code

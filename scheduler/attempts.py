@@ -103,7 +103,7 @@ class Verdict:
 def verdict(workload: Workload, outcome: str) -> Verdict:
     """The rule of retries: what was told to make room or to move comes back for free; what a host, a GPU or a start lost comes
     back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait."""
-    wanted = workload.stop_requested
+    wanted = workload.stop_requested or (Code.DRAINED if outcome == Code.DRAINED else "")  # its agent may drain by itself
     if wanted in COMES_BACK:
         return Verdict(outcome) if outcome == Code.FINISHED else Verdict(wanted, comes_back=True)
     if wanted and wanted not in LOST:

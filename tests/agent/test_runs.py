@@ -379,12 +379,18 @@ async def test_a_command_that_can_not_be_started_says_why(edge: FakeEdge, agent:
     assert refused.outcome == "start_failed" and "could not be started" in refused.step
 
 
-async def test_on_exit_stop_ends_the_workloads_with_the_agent(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent("--on-exit", "stop")
-    run = await running(edge, agent, SLEEP)
-    shim = agent.shim(run)
+    saving = "trap 'gpupool-checkpoint done' USR1; echo begun; while :; do sleep 0.1; done"
+    run = await running(edge, agent, saving)
+    other = await running(edge, agent, SLEEP, generation=2)
+    shims = [agent.shim(run), agent.shim(other)]
     assert await agent.end() == 0
-    assert not processes.is_alive(shim["pid"], shim["start_ticks"])
+    assert not any(processes.is_alive(shim["pid"], shim["start_ticks"]) for shim in shims)
+    await agent.start()
+    for name, saved in ((run, True), (other, False)):
+        ended = await edge.until_state(name, "ended")
+        assert (ended.outcome, ended.checkpoint_at is not None) == ("drained", saved)
 
 
 async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agent.state import read_json
 from tests.agent.conftest import ROOT, AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
@@ -29,9 +31,11 @@ async def test_samples_name_the_run_that_holds_the_unit_and_follow_its_declared_
     assert idle and all(row.run is None and row.utilisation is None for row in idle), "the slices: unknown, not zero"
 
 
-async def test_a_load_declared_in_the_environment_counts_too(edge: FakeEdge, agent: AgentProcess) -> None:
+@pytest.mark.parametrize("command", ["sleep 300", "export GPUPOOL_SIMULATED_UTILISATION=40; sleep 300; true"])
+async def test_a_load_declared_in_the_environment_counts_too(edge: FakeEdge, agent: AgentProcess, command: str) -> None:
     unit = agent.units[0]
-    await edge.want(job("sleep 300", units=[unit], environment={"GPUPOOL_SIMULATED_UTILISATION": "40"}))
+    asked = {"GPUPOOL_SIMULATED_UTILISATION": "40"} if command == "sleep 300" else {}
+    await edge.want(job(command, units=[unit], environment=asked))
     await edge.until(
         lambda: any(
             row.unit == unit and 35 < (row.utilisation or 0) < 45 for batch in edge.batches[-2:] for row in batch.rows
