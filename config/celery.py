@@ -38,6 +38,8 @@ def _every(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
 
 
 app = Celery("gpupool", task_cls=Tick)
+# For every thread: web and edge work in threads, which would else send to a queue that nobody reads.
+app.set_default()
 app.conf.update(
     broker_url=settings.ENVIRONMENT.broker_url,
     broker_connection_retry_on_startup=True,

@@ -30,6 +30,7 @@ GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know
 
 # --- applications ---------------------------------------------------------------------------------------------------
 INSTALLED_APPS = [
+    "config.apps.HouseConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
