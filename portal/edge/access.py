@@ -48,7 +48,7 @@ class Denied:
 
 def hashed(secret: str) -> str:
     """How one-time codes and workspace cookies are kept: nobody who reads the rows can use them."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def enter(label: str, code: str, now: dt.datetime) -> str | Denied:

@@ -1,10 +1,11 @@
 """How much each workspace is used, for the idle rule (portal.tasks.idle_cull): kept in Redis, gone when the edge is.
 
-``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input", "at"}``: WebSockets open at ``at``; and
-when the last request, and the last message from the browser over a WebSocket, came (seconds since the epoch, null for never). An
-open page asks for its kernels every few seconds, so ``last_request`` says that a page is open, ``last_input`` that somebody works.
-Written every WRITE_SECONDS while sockets are open or requests come: ``sockets`` of an ``at`` that is older than three times that
-speaks of an edge that is gone. Without a key nobody was there for KEPT_SECONDS, or Redis has been flushed.
+``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: WebSockets open now; and when the
+last request, and the last message from the browser over a WebSocket, came (seconds since the epoch, null for never). An open page
+asks for its kernels every few seconds, so ``last_request`` says that a page is open, ``last_input`` that somebody works in it.
+
+Written every WRITE_SECONDS while sockets are open or requests come. With open sockets it expires after OPEN_SECONDS, so that an
+edge that died leaves no notebook in use for ever, else after KEPT_SECONDS.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from portal.edge import metrics
 from portal.edge.bus import Bus
 
 WRITE_SECONDS = 5.0
+OPEN_SECONDS = 30
 KEPT_SECONDS = 3600
 KEY = "gpupool:workspace:"
 
@@ -73,6 +75,6 @@ class Activity:
         changed, self._changed = self._changed, set()
         for run, use in list(self._uses.items()):
             if run in changed or use.sockets:
-                await self._bus.keep(KEY + run, json.dumps({**asdict(use), "at": time.time()}), KEPT_SECONDS)
+                await self._bus.keep(KEY + run, json.dumps(asdict(use)), OPEN_SECONDS if use.sockets else KEPT_SECONDS)
             elif use.last_request is not None and time.time() - use.last_request > KEPT_SECONDS:
                 del self._uses[run]

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
-from django.db import DatabaseError
+from django.db import DatabaseError, DataError
 from django.utils import timezone
 from redis.exceptions import RedisError
 
@@ -45,7 +45,6 @@ from scheduler.nudge import HOSTS
 log = structlog.get_logger(__name__)
 
 LARGEST_FRAME = 8 * 1024 * 1024
-LARGEST_JOIN = 16 * 1024
 FRAMES_PER_SECOND = 100.0
 BURST = 300.0
 PING_SECONDS = 10.0
@@ -136,14 +135,11 @@ class Agents:
 
     async def join(self, request: web.Request) -> web.Response:
         """A single-use token becomes a credential."""
-        if (request.content_length or 0) > LARGEST_JOIN:
-            return _refusal(413, f"the request is longer than {LARGEST_JOIN} bytes")
         try:
             body = parse(JoinRequest, await request.json())
-        except (ValueError, UnicodeDecodeError) as error:  # ProtocolError is one
-            return _refusal(400, f"join: {error}")
-        try:
             answer = await self._threads.run(hosts.join, body, timezone.now())
+        except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
+            return _refusal(400, f"join: {_first_line(error)}")
         except Unwelcome as error:
             return _refusal(403, str(error))
         except DatabaseError:
@@ -249,6 +245,10 @@ class Agents:
             return False
         except RecursionError:
             await connection.refuse("frame: nested too deeply", retry=False, code=BAD_FRAME)
+            return False
+        except (DataError, UnicodeError, OverflowError) as error:
+            reason = f"{frame.kind}: a value cannot be stored: {_first_line(error)}"
+            await connection.refuse(reason, retry=False, code=BAD_FRAME)
             return False
         except Unwelcome as error:
             await connection.refuse(str(error), retry=error.retry)
@@ -376,7 +376,11 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
 def _bearer(request: web.Request) -> str | None:
     scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
     credential = credential.strip()
-    return credential if scheme.lower() == "bearer" and 0 < len(credential) <= 512 else None
+    return credential if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512 else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def _refusal(status: int, reason: str, *, retry: bool = False) -> web.Response:

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 FRESH_SECONDS = 2.0
 COALESCE_SECONDS = 0.02
 MOST_REMEMBERED = 20_000
+MOST_TRIES = 3
 BLIND_SECONDS = 30.0  # an open socket whose right could not be checked this long is cut
 
 Cut = Callable[[], None]
@@ -76,16 +77,16 @@ class Doors:
         return await asyncio.shield(asking)
 
     async def _ask(self, token_hash: str) -> Pass | Denied:
-        while True:
+        for _ in range(MOST_TRIES):
             changes = self._changes
             found = await self._threads.run(access.look_up, [token_hash], timezone.now())
             if changes == self._changes:
-                break  # else the answer may be older than the change: ask again
-        if len(self._answers) >= MOST_REMEMBERED:
-            self._answers.clear()
-        decision = found[token_hash]
-        self._answers[token_hash] = Answer(decision, time.monotonic())
-        return decision
+                if len(self._answers) >= MOST_REMEMBERED:
+                    self._answers.clear()
+                self._answers[token_hash] = Answer(found[token_hash], time.monotonic())
+                break
+            # Something changed while the rows were read: ask again, and remember nothing that may be older.
+        return found[token_hash]
 
     @contextmanager
     def watched(self, token: str, cut: Cut) -> Iterator[None]:

@@ -186,7 +186,7 @@ def who_listens(session_key: str, topics: list[str]) -> tuple[int, frozenset[str
 
 def user_of(session_key: str) -> User | None:
     """Whose portal session this is, if it is one."""
-    if not session_key or len(session_key) > 100 or "\0" in session_key:
+    if not (session_key.isascii() and session_key.isalnum() and len(session_key) <= 100):
         return None
     request = HttpRequest()
     request.session = importlib.import_module(settings.SESSION_ENGINE).SessionStore(session_key)
@@ -207,6 +207,8 @@ def may_listen(user: User, topic: str) -> bool:
         return False
     if kind == "workload":
         return policy.visible_workloads(user).filter(public_id=public_id).exists()
+    if kind == "reservation":
+        return policy.visible_reservations(user).filter(public_id=public_id).exists()
     if kind == "log":
         run = Run.objects.filter(public_id=public_id).select_related("workload__project").first()
         return run is not None and may_read_logs(user, run.workload)

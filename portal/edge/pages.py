@@ -16,6 +16,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+PORTAL_PAGE = "/notebooks/{}/"  # written here, so that the edge need not load every page of the portal
+
 # What happened, and what to do next, per reason: (status, title, sentence).
 SAID: dict[No, tuple[int, str, str]] = {
     No.ENTER: (
@@ -54,7 +56,7 @@ def say(request: web.Request, status: int, title: str, sentence: str, workload: 
     headers = {**HEADERS, **({"Retry-After": "2"} if status == 503 else {})}
     if "text/html" not in request.headers.get("Accept", ""):
         return web.json_response({"title": title, "message": sentence}, status=status, headers=headers)
-    link = settings.GPUPOOL_PORTAL_URL + (f"/workloads/{workload}/" if workload else "/")
+    link = settings.GPUPOOL_PORTAL_URL + (PORTAL_PAGE.format(workload) if workload else "/")
     text = PAGE.format(
         title=html.escape(title),
         sentence=html.escape(sentence),

@@ -228,6 +228,9 @@ class Workspaces:
         over = asyncio.create_task(cut.wait())
         with self._doors.watched(visit.token, cut.set):
             try:
+                # The answer may have changed while the run was being reached, before anybody watched this socket.
+                if not isinstance(await self._doors.decide(visit.token), Pass):
+                    cut.set()
                 await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in (up, down, over):

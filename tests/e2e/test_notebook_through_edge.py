@@ -22,7 +22,7 @@ from scheduler.models import Allocation, Host, Run, Workload
 from scheduler.states import LeaseState, RunState, WorkloadState
 from tests.portal.edge.conftest import free_port, rows
 from tests.scheduler.conftest import test_database_url as database_url
-from tests.world import H100, World, build_world, give_quota
+from tests.world import H100, World, build_world
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("notebook"), pytest.mark.django_db(transaction=True)]
 MODEL = f"2x{H100}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import aiohttp
@@ -12,9 +13,17 @@ from django.utils import timezone
 from agent import protocol
 from portal.edge import agents
 from scheduler import services
-from scheduler.models import Host
+from scheduler.models import Host, Run
 from scheduler.nudge import HOST_CHANNEL
-from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, until
+from tests.portal.edge.conftest import (
+    Place,
+    SmallAgent,
+    give_credential,
+    observed,
+    rows,
+    running_notebook,
+    until,
+)
 
 
 def nudge(place: Place, host: Host) -> None:
@@ -122,6 +131,39 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         await agent.close()
 
 
+async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_written(agent: SmallAgent) -> None:
+    run = await rows(running_notebook, agent.place.world, agent.place.world.vision.member, agent.host)
+    before = await rows(Run.objects.values().get, pk=run.pk)
+    seen = {"run": str(run.public_id), "generation": run.generation, "state": "running"}
+    for change in (
+        {"step": "\ud800"}, {"exit_code": 2**62, "state": "ended", "outcome": "failed"}, {"activity": {"busy": float("nan")}},
+        {"activity": {"x": "\x00"}}, {"outcome": "x" * 9000, "state": "ended"}, {"started_at": 1e17}, {"state": "no such"},
+    ):  # fmt: skip
+        await agent.connect()
+        frame = json.loads(protocol.encode(observed()))
+        frame["runs"] = [{**seen, **change}]
+        await agent.say(json.dumps(frame))
+        answer = await agent.hear()
+        if isinstance(answer, protocol.Refused):
+            assert "away" not in answer.reason, change
+        await agent.close()
+        after = await rows(Run.objects.values().get, pk=run.pk)
+        if isinstance(answer, protocol.Refused):
+            assert after == before, change
+
+
+async def test_a_join_that_is_no_join_is_told_what_is_wrong(place: Place) -> None:
+    good = {"version": 1, "token": "x", "host": "alpha", "instance": "i", "boot_id": "b"}
+    cases: list[tuple[str, int]] = [
+        ("nonsense", 400), ("[]", 400), ("{}", 400), ("[" * 50_000, 400), (json.dumps({**good, "version": 9}), 403),
+        (json.dumps({**good, "token": "\x00"}), 400), (json.dumps({**good, "token": "\ud800"}), 400),
+        (json.dumps(good), 403), (json.dumps({**good, "host": 7}), 400), ("x" * 70_000, 413),
+    ]  # fmt: skip
+    for body, status in cases:
+        answer = await place.session.post(place.url + protocol.JOIN_PATH, data=body)
+        assert answer.status == status, (body[:80], await answer.text())
+
+
 async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAgent, monkeypatch) -> None:
     monkeypatch.setattr(agents, "LARGEST_FRAME", 1000)
     socket = await agent.connect()
@@ -135,8 +177,6 @@ async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAg
 
 
 async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, agent: SmallAgent, monkeypatch) -> None:
-    from tests.portal.edge.conftest import give_credential
-
     monkeypatch.setattr(agents, "BURST", 5.0)
     other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
     await agent.connect()
@@ -158,8 +198,6 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, a
 
 
 async def test_an_agent_that_does_not_read_holds_up_nobody(place: Place, agent: SmallAgent, monkeypatch) -> None:
-    from tests.portal.edge.conftest import give_credential
-
     monkeypatch.setattr(agents, "SEND_SECONDS", 0.5)
     big = protocol.Desired(version=1, host="alpha", lease_seconds=1, runs=[
         protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000) for n in range(300)

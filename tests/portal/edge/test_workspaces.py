@@ -13,11 +13,13 @@ import pytest
 import redis
 from django.conf import settings
 from django.contrib.sessions.backends.db import SessionStore
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from yarl import URL
 
 from portal.edge import doors
-from portal.models import Membership, WorkspaceSession
+from portal.models import Membership, User, WorkspaceSession
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
 from tests.portal.edge.conftest import Notebook, Place, SmallAgent, entry_code, rows, running_notebook, until
@@ -301,6 +303,15 @@ async def test_smuggled_requests_are_refused(notebook: Notebook) -> None:
         assert status == 400, request
 
 
+async def test_what_is_no_text_is_refused_and_breaks_nothing(notebook: Notebook) -> None:
+    for header in (b"Cookie: __Host-gpupool=\xff\xfe", b"Cookie: \x80", b"Accept: \xff", b"Origin: \xc3", b"X-Gpupool-\xe4: 1"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port)
+        writer.write(b"GET /lab HTTP/1.1\r\nHost: " + notebook.name.encode() + b"\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+        answer = await reader.read()
+        assert answer.split()[1] in (b"400", b"403"), (header, answer[:100])
+        writer.close()
+
+
 async def test_an_error_page_escapes_and_a_program_gets_json(notebook: Notebook) -> None:
     answer = await notebook.get("/<script>alert(1)</script>", Accept="text/html")
     assert "<script>" not in await answer.text()
@@ -312,25 +323,28 @@ async def test_an_error_page_escapes_and_a_program_gets_json(notebook: Notebook)
 # -- the door closes ---------------------------------------------------------------------------------------------------
 
 
-def portal_session() -> str:
-    store = SessionStore()
-    store.create()
-    assert store.session_key is not None
-    return store.session_key
+def signed_in(user: User) -> Client:
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+def key_of(browser: Client) -> str:
+    return str(browser.cookies[settings.SESSION_COOKIE_NAME].value)
 
 
 async def test_signing_out_cuts_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
-    key = await rows(portal_session)
-    cookie = await notebook.enter(session_key=key)
+    browser = await rows(signed_in, notebook.owner)
+    cookie = await notebook.enter(session_key=key_of(browser))
     notebook.place.session.connector._limit = 0  # type: ignore[union-attr]
     sockets = await asyncio.gather(*(notebook.socket(cookie) for _ in range(200)))
     stays = await notebook.socket(await notebook.enter())
     await until(lambda: notebook.place.edge.activity._uses[str(notebook.run.public_id)].sockets == 201)
     waiting = [asyncio.create_task(socket.receive()) for socket in sockets]
     await asyncio.sleep(doors.FRESH_SECONDS / 4)
-    await rows(SessionStore(key).delete)
+    answer = await rows(browser.post, reverse("account_logout"))
     begin = time.monotonic()
-    await asyncio.to_thread(hint, "gpupool:access", hashlib.sha256(key.encode()).hexdigest())
+    assert answer.status_code == 302
     await asyncio.wait(waiting)
     taken = time.monotonic() - begin
     assert {task.result().type for task in waiting} <= {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
@@ -341,7 +355,7 @@ async def test_signing_out_cuts_two_hundred_open_sockets_in_250_ms(notebook: Not
 
 
 async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_same(notebook: Notebook) -> None:
-    key = await rows(portal_session)
+    key = key_of(await rows(signed_in, notebook.owner))
     socket = await notebook.socket(await notebook.enter(session_key=key))
     await rows(SessionStore(key).delete)
     async with asyncio.timeout(doors.FRESH_SECONDS + 1):
@@ -370,7 +384,7 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     assert answer.status == 410
     text = await answer.text()
     assert "This notebook has ended" in text
-    assert f"{settings.GPUPOOL_PORTAL_URL}/workloads/{notebook.run.workload.public_id}/" in text
+    assert f"{settings.GPUPOOL_PORTAL_URL}{reverse('notebook', args=[notebook.run.workload.public_id])}" in text
 
 
 async def test_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
