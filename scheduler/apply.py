@@ -80,13 +80,21 @@ class _Applier:
         self.hosts = locks.hosts(unit.gpu.host_id for unit in self.units.values())
         for unit in self.units.values():  # as they are under the lock
             unit.gpu.host = self.hosts[unit.gpu.host_id]
-        ids = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions}
-        self.workloads = locks.workloads(ids)
+        self.news = self._news()
+        beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
+        acting = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
+        self.workloads = locks.workloads(acting | self.news.keys())
         self.pool_of = {pool.id: pool for pool in snapshot.pools}
 
     def _units(self) -> dict[int, Unit]:
         wanted = {u for p in self.plan.placements for u in p.units} | {u for b in self.plan.bindings for u in b.units}
         return {u.pk: u for u in Unit.objects.select_related("gpu__host").filter(pk__in=wanted)}
+
+    def _news(self) -> dict[int, Refusal]:
+        """The refusals that say something else than the rows do. Looked at again under the lock."""
+        refusals = {r.workload: r for r in self.plan.refusals}
+        rows = Workload.objects.filter(pk__in=refusals, state=WorkloadState.QUEUED).only("pk", *REASON_FIELDS)
+        return {row.pk: refusals[row.pk] for row in rows if _says_something_new(row, refusals[row.pk])}
 
     def _reject(self, item: Placement | Eviction | Binding, why: str) -> None:
         self.done.rejected.append(Rejection(item, why))
@@ -137,9 +145,10 @@ class _Applier:
             if eviction.for_workload is not None:
                 earmarks[eviction.for_workload] |= set(running[eviction.workload].units)
         for pk, units in earmarks.items():
-            waiting = Workload.objects.filter(pk=pk, state=WorkloadState.QUEUED)
-            known = waiting.values_list("earmarked_units", flat=True).first() or []
-            waiting.update(earmarked_units=sorted(units | set(known)))
+            beneficiary = self.workloads.get(pk)
+            if beneficiary is not None and beneficiary.state == WorkloadState.QUEUED:
+                beneficiary.earmarked_units = sorted(units | set(beneficiary.earmarked_units))
+                beneficiary.save(update_fields=["earmarked_units"])
 
     def _evict(self, eviction: Eviction, workload: Workload) -> bool:
         grace = self.pool_of[workload.pool_id].policy.grace_seconds
@@ -267,14 +276,10 @@ class _Applier:
 
     def explain(self) -> None:
         """Write reasons, positions and expected starts that changed; a Decision where the reason itself is another one."""
-        refusals = {r.workload: r for r in self.plan.refusals}
-        rows = Workload.objects.filter(pk__in=refusals, state=WorkloadState.QUEUED).only(
-            "pk", "public_id", "reason_code", "reason_numbers", "position", "expected_start", "blockers"
-        )
         changed, decisions = [], []
-        for workload in rows:
-            refusal = refusals[workload.pk]
-            if not _says_something_new(workload, refusal):
+        for pk, refusal in sorted(self.news.items()):
+            workload = self.workloads.get(pk)
+            if workload is None or workload.state != WorkloadState.QUEUED:
                 continue
             if workload.reason_code != refusal.code:
                 decisions.append(self._decision(workload, Decision.Kind.REFUSED, refusal.code, refusal.numbers))

@@ -36,6 +36,7 @@ from scheduler.states import (
 log = logging.getLogger(__name__)
 
 SECOND = timedelta(seconds=1)
+START_LIMIT = timedelta(seconds=120)  # from placement until the agent names the run
 
 
 # -- work ----------------------------------------------------------------------------------------------------------------
@@ -64,6 +65,19 @@ def stop_at_time_limits(now: datetime) -> None:
     due = running.annotate(since=Min(Coalesce("runs__running_at", "runs__placed_at")), limit=limit)
     for workload in due.filter(since__lte=now - F("limit")):
         request_stop(workload, code=Code.TIME_LIMIT, now=now)
+
+
+def give_up_starts(now: datetime) -> None:
+    """Work that a living host has not begun to start for too long is taken back from it, and tried again."""
+    late = Run.objects.filter(
+        state=RunState.PLACED, placed_at__lte=now - START_LIMIT, host__lease_state=LeaseState.ALIVE
+    )
+    for pk in late.filter(workload__state=WorkloadState.PLACED).values_list("workload_id", flat=True).distinct():
+        with transaction.atomic():
+            workload = locks.workloads([pk])[pk]
+            if workload.state == WorkloadState.PLACED:
+                grace = workload.pool.grace_seconds
+                commands.stop(workload, code=Code.START_FAILED, grace_seconds=grace, now=now)
 
 
 # -- reservations --------------------------------------------------------------------------------------------------------

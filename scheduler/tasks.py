@@ -20,6 +20,7 @@ def sweep() -> None:
     now = timezone.now()
     clock.stop_after_notice(now)
     clock.stop_at_time_limits(now)
+    clock.give_up_starts(now)
     engine.cycle(engine.holder(), timezone.now(), timezone.now)
 
 

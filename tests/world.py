@@ -167,6 +167,7 @@ def make_host(
         agent_version="1",
         boot_id=f"boot-of-{name}",
         agent_instance=f"instance-of-{name}",
+        credential_hash="joined by the test",
         lease_state=LeaseState.ALIVE,
         last_sync_at=now,
         created_at=now,

@@ -62,11 +62,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_worker(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One engine for the whole session, on the same queue that nudges of this process go to."""
+    """One engine for the tests of a module, on the same queue that nudges of this process go to; gone before other tests."""
     with django_db_blocker.unblock():
         nudge.connection().delete(nudge.ENGINE_KEY)
     with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:

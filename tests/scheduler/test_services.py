@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import clock, engine, prediction, services
+from scheduler import agent_api, clock, engine, prediction, services
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.core.reasons import Code
 from scheduler.models import Quota, Workload
@@ -76,6 +76,22 @@ def test_a_time_limit_stops_it_and_an_extension_moves_the_limit(world: World) ->
     workload.refresh_from_db()
     assert (workload.state, workload.outcome) == ("ended", Code.TIME_LIMIT)
     assert not services.extend_workload(workload, seconds=600, now=world.now + 2 * HOUR)
+
+
+def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
+    silent_about_it = [agent.observed() for agent in agents]
+    clock.give_up_starts(world.now + 119 * SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "placed"
+    clock.give_up_starts(world.now + 121 * SECOND)
+    for seconds in (122, 123, 134):
+        for agent, frame in zip(agents, silent_about_it, strict=True):
+            agent_api.sync(agent.host.pk, frame, world.now + seconds * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.START_FAILED, 1)
+    assert workload.not_before is not None
 
 
 def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
