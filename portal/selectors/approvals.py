@@ -24,12 +24,16 @@ def decided(viewer: User, now: datetime) -> QuerySet[Submission]:
     """Visible submissions of the last month that do not wait any more, newest first."""
     rows = policy.visible_submissions(viewer).exclude(state=SubmissionState.WAITING)
     rows = rows.filter(created_at__gte=now - timedelta(days=DECIDED_DAYS))
-    return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by("-created_at", "-pk")
+    return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by(
+        "-created_at", "-pk"
+    )
 
 
 def one(viewer: User, public_id: Any) -> Submission | None:
     """One visible submission with all its page shows."""
-    rows = policy.visible_submissions(viewer).select_related("team", "pool", "author", "approval__decided_by", "reservation")
+    rows = policy.visible_submissions(viewer).select_related(
+        "team", "pool", "author", "approval__decided_by", "reservation"
+    )
     return rows.filter(public_id=public_id).first()
 
 

@@ -34,14 +34,18 @@ KINDS = (
 class DecisionForm(VerbForm):
     """The reason, and what to approve instead of what was asked. Field names are the services'."""
 
-    comment = forms.CharField(required=False, max_length=2000, label="Reason, sent to them", help_text="Needed to decline.")
+    comment = forms.CharField(
+        required=False, max_length=2000, label="Reason, sent to them", help_text="Needed to decline."
+    )
 
     def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         payload = submission.payload
         if submission.kind == Submission.Kind.QUOTA_CHANGE:
             self.fields["guaranteed_gpus"] = forms.IntegerField(
-                label="Guaranteed GPUs", initial=payload["guaranteed_gpus"], help_text="Change it to approve another number."
+                label="Guaranteed GPUs",
+                initial=payload["guaranteed_gpus"],
+                help_text="Change it to approve another number.",
             )
             self.fields["borrow_limit_gpus"] = forms.IntegerField(
                 label="May borrow", initial=payload["borrow_limit_gpus"], required=False, help_text="Empty: no limit."
@@ -83,11 +87,15 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
     """What waits, the oldest opened; ``decided=1`` shows what was decided instead. Several can be decided at once."""
     user, now = viewer(request), timezone.now()
     if request.GET.get("decided"):
-        return render(request, "manage/approvals_decided.html", {"rows": _lines(reads.decided(user, now), now), "now": now})
+        return render(
+            request, "manage/approvals_decided.html", {"rows": _lines(reads.decided(user, now), now), "now": now}
+        )
     rows = list(reads.waiting(user))
     kind = request.GET.get("kind", "")
     shown = [row for row in rows if not kind or row.kind == kind]
-    return render(request, "manage/approvals.html", _context(request, user, rows, shown, shown[0] if shown else None, now))
+    return render(
+        request, "manage/approvals.html", _context(request, user, rows, shown, shown[0] if shown else None, now)
+    )
 
 
 @signed_in
@@ -232,6 +240,10 @@ def quota_change(request: HttpRequest, slug: str) -> HttpResponseBase:
         if made is not None:
             messages.success(request, "Your request waits for an operator. You are told when it is decided.")
             return redirect("submission", made.public_id)
-    context = {"team": team, "form": form, "quotas": policy.visible_quotas(user).filter(team=team).select_related("pool")}
+    context = {
+        "team": team,
+        "form": form,
+        "quotas": policy.visible_quotas(user).filter(team=team).select_related("pool"),
+    }
     response: HttpResponse = render(request, "manage/quota_change.html", context, status=400 if form.errors else 200)
     return response

@@ -1,5 +1,21 @@
 """Pages of people who run and pay for the pool."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from portal.web import approvals, hosts
+
+urlpatterns = [
+    path("approvals/", approvals.approvals, name="approvals"),
+    path("approvals/decide/", approvals.decide_several, name="submissions-decide"),
+    path("approvals/<uuid:public_id>/", approvals.submission, name="submission"),
+    path("approvals/<uuid:public_id>/approve/", approvals.decide, {"verb": "approve"}, name="submission-approve"),
+    path("approvals/<uuid:public_id>/decline/", approvals.decide, {"verb": "decline"}, name="submission-decline"),
+    path("approvals/<uuid:public_id>/withdraw/", approvals.decide, {"verb": "withdraw"}, name="submission-withdraw"),
+    path("teams/<slug:slug>/quota/", approvals.quota_change, name="quota-change"),
+    path("fleet/add/", hosts.host_add, name="host-add"),
+    path("hosts/<str:name>/", hosts.host, name="host"),
+    path("hosts/<str:name>/maintenance/", hosts.host_maintenance, name="host-maintenance"),
+    path("hosts/<str:name>/cordon/", hosts.host_change, {"verb": "cordon"}, name="host-cordon"),
+    path("hosts/<str:name>/drain/", hosts.host_change, {"verb": "drain"}, name="host-drain"),
+    path("hosts/<str:name>/return/", hosts.host_change, {"verb": "return"}, name="host-return"),
+]

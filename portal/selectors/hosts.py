@@ -1,0 +1,108 @@
+"""Reads of one host's page: its hardware, what holds its GPUs, its events, and what taking it out would touch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal import policy
+from portal.models import User
+from scheduler import selectors as engine
+from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Unit, Workload
+from scheduler.states import AdminState, LeaseState, RepairState
+from telemetry.models import HealthEvent, Sample
+
+RECENT = timedelta(seconds=60)  # an older reading is no reading of now
+EVENTS = 20
+
+
+def one(viewer: User, name: str) -> Host | None:
+    """A visible host with its pool."""
+    return policy.visible_hosts(viewer).select_related("pool__team").filter(name=name).first()
+
+
+def state_of(host: Host) -> str:
+    """The one of its three states that matters most now, as the state signs know them."""
+    if host.repair_state != RepairState.WELL:
+        return str(host.repair_state)
+    if host.lease_state != LeaseState.ALIVE:
+        return str(host.lease_state)
+    return "ready" if host.admin_state == AdminState.IN_SERVICE else str(host.admin_state)
+
+
+def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
+    """Every unit of a host in order: unit, gpu, its last reading (None when none of the last minute), who holds it.
+
+    ``holder`` is the workload where the viewer may see it; ``held`` says whether anybody holds it, ``team`` whose it is then.
+    """
+    rows = list(
+        Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
+        .select_related("gpu")
+        .order_by("gpu__index", "slots")
+    )
+    seen = set(policy.visible_workloads(viewer).filter(allocations__unit__in=rows).values_list("pk", flat=True))
+    open_ = Allocation.objects.filter(unit__in=rows, period__endswith=None)
+    holders = {a.unit_id: a for a in open_.select_related("workload__project__team", "workload__owner")}
+    bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related("reservation__project__team")
+    reserved = {b.unit_id: b.reservation for b in bound}
+    readings = last_samples([row.pk for row in rows], now)
+    return [_unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen) for row in rows]
+
+
+def _unit(row: Unit, held: Allocation | None, reserved: Any, reading: Sample | None, seen: set[int]) -> dict[str, Any]:
+    workload: Workload | None = held.workload if held else None
+    return {
+        "unit": row,
+        "gpu": row.gpu,
+        "held": held is not None,
+        "team": workload.project.team if workload else reserved.project.team if reserved else None,
+        "holder": workload if workload and workload.pk in seen else None,
+        "reservation": reserved,
+        "reading": reading,
+        "well": row.gpu.repair_state == RepairState.WELL,
+    }
+
+
+def last_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
+    """The last reading of each unit within the last minute."""
+    rows = (
+        Sample.objects.filter(unit__in=unit_ids, ts__gt=now - RECENT, ts__lte=now)
+        .order_by("unit", "-ts")
+        .distinct("unit")
+    )
+    return {row.unit_id: row for row in rows}
+
+
+def events(host: Host) -> list[dict[str, Any]]:
+    """What happened to it, newest first: hardware events and changes of its states."""
+    found: list[dict[str, Any]] = [
+        {"at": e.at, "kind": "bad" if e.action_taken not in ("", "note") else "warn", "event": e}
+        for e in HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS]
+    ]
+    found += [
+        {"at": c.at, "kind": "info", "change": c}
+        for c in HostStateChange.objects.filter(host=host).order_by("-at")[:EVENTS]
+    ]
+    return sorted(found, key=lambda entry: entry["at"], reverse=True)[:EVENTS]
+
+
+def effect(host: Host, now: datetime) -> dict[str, Any]:
+    """What draining it would do, found by the planner: who moves, where each would fit now, which promises break."""
+    found = engine.drain_effect(host, now)
+    names = Workload.objects.select_related("project__team", "owner").in_bulk([moved.workload for moved in found.moved])
+    return {
+        "moved": [
+            {"workload": names[moved.workload], "moved": moved} for moved in found.moved if moved.workload in names
+        ],
+        "reservations": len(found.reservations),
+        "unkept": len(found.unkept),
+    }
+
+
+def models_of(host: Host) -> list[tuple[str, int]]:
+    """(model, how many) of its GPUs."""
+    counts: dict[str, int] = defaultdict(int)
+    for gpu in host.gpus.filter(retired_at=None):
+        counts[gpu.model] += 1
+    return sorted(counts.items())

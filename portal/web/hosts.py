@@ -1,0 +1,201 @@
+"""A host's page, adding one, and taking one out with its effect shown first."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.selectors import hosts as reads
+from portal.services import hosts as verbs
+from portal.web import live
+from portal.web.access import signed_in, viewer
+from portal.web.verb_form import VerbForm
+from scheduler.models import Host, Pool
+from scheduler.states import AdminState
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "cordon": {
+        "verb": verbs.cordon_host,
+        "label": "Cordon",
+        "title": "Cordon {}?",
+        "text": "Nothing new starts on it. What runs goes on to its end.",
+        "from": {AdminState.IN_SERVICE},
+        "why": True,
+    },
+    "drain": {
+        "verb": verbs.drain_host,
+        "label": "Drain",
+        "title": "Drain {}?",
+        "text": "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on elsewhere; "
+        "the rest runs to its end.",
+        "from": {AdminState.IN_SERVICE, AdminState.CORDONED},
+        "why": True,
+    },
+    "return": {
+        "verb": verbs.return_host,
+        "label": "Return to service",
+        "title": "Return {} to service?",
+        "text": "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
+        "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
+        "why": False,
+    },
+}
+
+
+class WhyForm(VerbForm):
+    why = forms.CharField(label="Reason, shown to everybody", required=False, max_length=1000)
+
+
+class MaintenanceForm(VerbForm):
+    start = forms.DateTimeField(label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    end = forms.DateTimeField(label="To", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    why = forms.CharField(label="Reason, shown to everybody", max_length=1000)
+
+
+class HostForm(VerbForm):
+    pool = forms.ChoiceField(label="Pool")
+    name = forms.CharField(label="Host name", max_length=200, help_text="As the machine calls itself, such as gpu-01.")
+    labels = forms.CharField(
+        label="Labels", required=False, max_length=2000, help_text="Such as site=north rack=r1. Asks can require them."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pools = {pool.slug: pool for pool in Pool.objects.order_by("name")}
+        fields: dict[str, Any] = self.fields
+        fields["pool"].choices = [(slug, pool.name) for slug, pool in self.pools.items()]
+
+    def clean_labels(self) -> dict[str, str]:
+        pairs = [part.partition("=") for part in self.cleaned_data["labels"].split()]
+        bad = next((f"{name}{sign}{value}" for name, sign, value in pairs if not (name and sign and value)), None)
+        if bad is not None:
+            raise forms.ValidationError(
+                f"labels contains {bad!a:.60}; allowed: name=value pairs with spaces between them."
+            )
+        return {name: value for name, _, value in pairs}
+
+
+@signed_in
+def host(request: HttpRequest, name: str) -> HttpResponseBase:
+    """Hardware, GPUs with their holders and readings, events, and what may be done."""
+    user, now = viewer(request), timezone.now()
+    row = _host(user, name)
+    may_change = policy.may(user, "host.change")
+    if request.method == "POST":
+        policy.require(user, "host.change")
+        if request.POST.get("verb") == "revoke":
+            verbs.revoke_host(actor=user, host=row, now=now)
+            messages.success(request, f"{name} is cut off. It joins again with a new token.")
+            return redirect("host", name)
+        return _with_command(request, row, verbs.new_join_token(actor=user, host=row, now=now))
+    context = {
+        "host": row,
+        "state_name": reads.state_of(row),
+        "units": reads.units(user, row, now),
+        "events": reads.events(row),
+        "models": reads.models_of(row),
+        "windows": row.maintenance_windows.filter(end__gt=now).order_by("start"),
+        "may_change": may_change,
+        "changes": [
+            {"url": reverse(f"host-{verb}", args=[name]), "label": change["label"]}
+            for verb, change in CHANGES.items()
+            if _applies(change, row)
+        ],
+    }
+    return live.page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+
+
+def _host(user: User, name: str) -> Host:
+    row = reads.one(user, name)
+    if row is None:
+        raise Http404(f"There is no host {name}, or it is not yours to see.")
+    return row
+
+
+def _applies(change: dict[str, Any], row: Host) -> bool:
+    return row.admin_state in change["from"] or (change["label"] == "Return to service" and row.repair_state != "well")
+
+
+@signed_in
+def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
+    """Cordon, drain or return: what it touches first, then the deed."""
+    user, now = viewer(request), timezone.now()
+    policy.require(user, "host.change")
+    row, change = _host(user, name), CHANGES[verb]
+    form = WhyForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        done = form.carry_out(change["verb"], actor=user, host=row, why=form.cleaned_data["why"], now=now)
+        if done is not None:
+            messages.success(request, f"{name}: {change['label'].lower()} is done.")
+            return redirect("host", name)
+    context = {
+        "host": row,
+        "title": change["title"].format(name),
+        "text": change["text"],
+        "label": change["label"],
+        "effect": reads.effect(row, now) if verb != "return" else None,
+        "touched": verbs.effect_of_drain(row, now),
+        "draining": verb == "drain",
+        "form": form,
+        "now": now,
+    }
+    return render(request, "manage/host_change.html", context, status=400 if form.errors else 200)
+
+
+@signed_in
+def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
+    """Announce a window: nothing is planned into it."""
+    user, now = viewer(request), timezone.now()
+    policy.require(user, "host.change")
+    row = _host(user, name)
+    start = (timezone.localtime(now) + timedelta(days=1)).replace(hour=8, minute=0, second=0, microsecond=0)
+    initial = {"start": _field_value(start), "end": _field_value(start + timedelta(hours=4))}
+    form = MaintenanceForm(request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        made = form.carry_out(verbs.set_maintenance, actor=user, host=row, now=now, **form.cleaned_data)
+        if made is not None:
+            messages.success(
+                request,
+                f"{name} is away from {timezone.localtime(made.start):%d %b %H:%M} on. Nothing is planned into it.",
+            )
+            return redirect("host", name)
+    context = {"host": row, "form": form, "touched": verbs.effect_of_drain(row, now), "now": now}
+    return render(request, "manage/host_maintenance.html", context, status=400 if form.errors else 200)
+
+
+@signed_in
+def host_add(request: HttpRequest) -> HttpResponseBase:
+    """Make a host known and show the one command that starts its agent."""
+    user = viewer(request)
+    policy.require(user, "host.change")
+    form = HostForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        given = form.cleaned_data
+        pool = form.pools[given["pool"]]
+        made = form.carry_out(
+            verbs.add_host, actor=user, pool=pool, name=given["name"], labels=given["labels"], now=timezone.now()
+        )
+        if made is not None:
+            return _with_command(request, *made)
+    return render(request, "manage/host_add.html", {"form": form}, status=400 if form.errors else 200)
+
+
+def _with_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
+    command = f"./run agent run --state /var/lib/gpupool --edge {settings.GPUPOOL_EDGE_URL} --host {row.name} --join-token {token}"
+    response = render(request, "manage/host_command.html", {"host": row, "command": command})
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _field_value(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M")
