@@ -1,0 +1,101 @@
+"""What GPUs do now, and a workload's last hours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connection
+from django.db.models import Sum
+
+from telemetry.models import Rollup
+
+STALE = timedelta(seconds=90)  # an older reading says nothing about now
+FIELDS = (
+    "utilisation", "sm_active", "tensor_active", "memory_used_mib", "power_w", "temperature_c", "sm_clock_mhz",
+    "throttle_reasons", "processes", "stray_processes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LiveUnit:
+    """The last reading of a unit. All readings are None where it is stale or none came: unknown."""
+
+    unit: int
+    gpu: int
+    host: int
+    host_name: str
+    gpu_index: int
+    model: str
+    profile: str
+    memory_mib: int
+    simulated: bool
+    allocation: int | None
+    workload: int | None
+    at: datetime | None
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    memory_used_mib: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: int | None = None
+    processes: int | None = None
+    stray_processes: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """Mean utilisation of the units a workload held, 0 to 1, from ``at`` on; None where nothing is known."""
+
+    at: datetime
+    utilisation: float | None
+
+
+def live(now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None) -> list[LiveUnit]:
+    """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
+    where, values = "", []
+    if pool is not None:
+        where += " AND h.pool_id = %s"
+        values.append(pool)
+    if hosts is not None:
+        where += " AND h.id = ANY(%s)"
+        values.append(list(hosts))  # type: ignore[arg-type]
+    readings = ", ".join(f"s.{name}" for name in FIELDS)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.memory_mib, h.simulated, a.id, a.workload_id,"
+            f" s.ts, {readings}"
+            " FROM scheduler_unit u JOIN scheduler_gpu g ON g.id = u.gpu_id JOIN scheduler_host h ON h.id = g.host_id"
+            " LEFT JOIN scheduler_allocation a ON a.unit_id = u.id AND upper_inf(a.period)"
+            " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
+            "   ORDER BY x.ts DESC LIMIT 1) s ON true"
+            f" WHERE u.retired_at IS NULL AND g.retired_at IS NULL{where}"
+            " ORDER BY h.name, g.index, lower(u.slots)",
+            [now - STALE, now + STALE, *values],
+        )
+        return [LiveUnit(*row) for row in cursor.fetchall()]
+
+
+def sparkline(workload: int, now: datetime, *, hours: float = 2, points: int = 60) -> list[Point]:
+    """``points`` means over the last ``hours``, oldest first, from rollups of a minute."""
+    length = timedelta(hours=hours) / points
+    start = now - timedelta(hours=hours)
+    rows = Rollup.objects.filter(
+        resolution=Rollup.Resolution.MINUTE, allocation__workload=workload, bucket__gt=start - timedelta(minutes=1), bucket__lte=now
+    )
+    sums: dict[int, list[float]] = {}
+    grouped = rows.values("bucket").annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"))
+    for row in grouped.order_by("bucket"):
+        if row["used"] is None or not row["covered"]:
+            continue
+        index = min(points - 1, max(0, int((row["bucket"] - start) / length)))
+        entry = sums.setdefault(index, [0.0, 0.0])
+        entry[0] += row["used"]
+        entry[1] += row["covered"]
+    return [
+        Point(start + index * length, min(1.0, sums[index][0] / sums[index][1]) if index in sums else None)
+        for index in range(points)
+    ]

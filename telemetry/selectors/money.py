@@ -1,0 +1,257 @@
+"""Charges by whoever pays, what a workload cost, prices and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
+from django.db.models.functions import Cast, Coalesce
+
+from scheduler.models import Allocation
+from telemetry.budgets import forecast_of
+from telemetry.core.charging import SLOTS_PER_GPU
+from telemetry.core.money import CENT, ZERO, round_parts, rounded
+from telemetry.facts import load_rates
+from telemetry.models import Bucket, Budget, Charge, ChargedUntil
+from telemetry.months import month_of
+from telemetry.selectors.scope import gpu_hours
+
+# What a month's charges can be grouped by: dimension -> (key, name). The way down: cost centre, team, project, type,
+# workload, line.
+CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
+    "cost_centre": ("cost_centre", "cost_centre"),
+    "team": ("team_id", "team_name"),
+    "project": ("project_id", "project_name"),
+    "type": ("workload_type", "workload_type"),
+    "workload": ("workload_id", "workload_name"),
+    "user": ("user_id", "user_name"),
+    "model": ("model", "model"),
+    "bucket": ("bucket", "bucket"),
+    "pool": ("pool_id", "pool__name"),
+}
+DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
+CHARGED = (Bucket.USED, Bucket.RESERVED_UNUSED)
+
+
+@dataclass(frozen=True)
+class ChargeGroup:
+    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured`` to the cent.
+
+    ``used`` is the part of the held time that was busy, ``idle`` the part that was not, ``unmeasured`` where no sample speaks.
+    """
+
+    key: Any
+    name: str
+    gpu_hours: float
+    used: Decimal
+    idle: Decimal
+    unmeasured: Decimal
+    reserved_unused: Decimal
+    charged: Decimal
+    cost: Decimal
+    coverage: float | None
+    lines: int
+
+
+@dataclass(frozen=True)
+class ChargeTable:
+    """Groups, dearest first, and their total; each money column of the groups sums to that of the total."""
+
+    groups: list[ChargeGroup]
+    total: ChargeGroup
+
+
+@dataclass(frozen=True)
+class WorkloadCost:
+    """``charged`` stands in the ledger; ``running`` is an estimate for what is not charged yet, None without a price."""
+
+    charged: Decimal
+    running: Decimal | None
+    per_hour: Decimal | None
+
+    @property
+    def total(self) -> Decimal:
+        return self.charged + (self.running or ZERO)
+
+
+@dataclass(frozen=True)
+class BudgetView:
+    """A budget and where it stands, to the cent. ``forecast`` None: too early in the month to say, or the month is over."""
+
+    amount: Decimal
+    spent: Decimal
+    left: Decimal
+    share: float | None
+    forecast: Decimal | None
+    action: str
+
+
+def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
+    """The lines on a month's statement, oldest first; ``where`` narrows by dimensions. Raises ValueError for one that is none."""
+    unknown = sorted(set(where) - set(CHARGE_DIMENSIONS))
+    if unknown:
+        raise ValueError(f"where: {', '.join(unknown)} is not one of {', '.join(CHARGE_DIMENSIONS)}")
+    found = (Charge.objects.all() if lines is None else lines).filter(month=month)
+    found = found.filter(**{CHARGE_DIMENSIONS[name][0]: value for name, value in where.items()})
+    return found.order_by("start", "pk")
+
+
+def charges_by(
+    dimension: str, month: date, lines: QuerySet[Charge] | None = None, *, charged_only: bool = True, **where: Any
+) -> ChargeTable:
+    """A month's charges by one dimension. ``lines``: what the viewer may see (all when None); ``where``: the way down so far.
+
+    ``charged_only``: only what cost centres pay; else also idle, unhealthy and lost time, with its cost. Two queries at most.
+    """
+    if dimension not in CHARGE_DIMENSIONS:
+        raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
+    key, name = CHARGE_DIMENSIONS[dimension]
+    found = charge_lines(month, lines, **where).order_by()
+    if charged_only:
+        found = found.filter(bucket__in=CHARGED)
+    per_slot_second = Cast("charged", FloatField()) / Cast("slot_seconds", FloatField())
+    busy, measured = per_slot_second * F("used_slot_seconds"), per_slot_second * F("covered_slot_seconds")
+    in_use = Q(bucket=Bucket.USED)
+    grouped = (
+        found.values(group_key=F(key), group_name=F(name))
+        .annotate(
+            slot_sum=Sum("slot_seconds"),
+            held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
+            covered_sum=Sum("covered_slot_seconds", filter=in_use),
+            busy_sum=Sum(busy, filter=in_use),
+            measured_sum=Sum(measured, filter=in_use),
+            reserved_sum=Coalesce(Sum("charged", filter=Q(bucket=Bucket.RESERVED_UNUSED)), ZERO),
+            charged_sum=Sum("charged"),
+            cost_sum=Sum("cost"),
+            line_count=Count("pk"),
+        )
+        .order_by("-charged_sum", "group_name", "group_key")
+    )
+    return _table([dict(row) for row in grouped])
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> ChargeTable:
+    """Rounded by largest remainder column by column; what is left of ``charged`` within a row is its idle part."""
+    charged = round_parts([row["charged_sum"] for row in rows])
+    costs = round_parts([row["cost_sum"] for row in rows])
+    reserved = round_parts([row["reserved_sum"] for row in rows])
+    groups = []
+    for index, row in enumerate(rows):
+        held = charged[index] - reserved[index]
+        measured = min(held, _cents(row["measured_sum"])) if held > 0 else ZERO
+        used = min(measured, _cents(row["busy_sum"]))
+        groups.append(
+            ChargeGroup(
+                key=row["group_key"],
+                name=row["group_name"] or "",
+                gpu_hours=gpu_hours(row["slot_sum"]),
+                used=used,
+                idle=measured - used,
+                unmeasured=held - measured,
+                reserved_unused=reserved[index],
+                charged=charged[index],
+                cost=costs[index],
+                coverage=_coverage(row["covered_sum"], row["held_sum"]),
+                lines=row["line_count"],
+            )
+        )
+    covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
+    total = ChargeGroup(
+        key=None,
+        name="",
+        gpu_hours=sum(group.gpu_hours for group in groups),
+        used=_sum(group.used for group in groups),
+        idle=_sum(group.idle for group in groups),
+        unmeasured=_sum(group.unmeasured for group in groups),
+        reserved_unused=_sum(group.reserved_unused for group in groups),
+        charged=_sum(group.charged for group in groups),
+        cost=_sum(group.cost for group in groups),
+        coverage=_coverage(sum(covered) if covered else None, sum(row["held_sum"] for row in rows)),
+        lines=sum(group.lines for group in groups),
+    )
+    return ChargeTable(groups, total)
+
+
+def _sum(amounts: Any) -> Decimal:
+    return sum(amounts, ZERO)
+
+
+def _cents(amount: float | Decimal | None) -> Decimal:
+    """A figure that was worked out from measured use: to the cent, never below zero."""
+    return max(ZERO, rounded(Decimal(str(amount or 0)), CENT))
+
+
+def _coverage(covered: float | None, held: float) -> float | None:
+    return min(1.0, covered / held) if covered is not None and held and held > 0 else None
+
+
+def price_now(pool: int, model: str, now: datetime) -> Decimal | None:
+    """What one GPU-hour of a model is charged in a pool now; None when it has no price."""
+    price = None
+    for rate in load_rates({(pool, model)})[pool, model]:
+        if rate.since <= now:
+            price = rate.price
+    return price
+
+
+def cost_of_workload(workload: int, now: datetime) -> WorkloadCost:
+    """What a workload has been charged, and what it has held since at the price in force now."""
+    charged = Charge.objects.filter(workload=workload).aggregate(total=Sum("charged"))["total"] or ZERO
+    running: Decimal | None = ZERO
+    per_hour: Decimal | None = ZERO
+    held = list(
+        Allocation.objects.filter(workload=workload).values_list(
+            "period", "slots", "unit__gpu__host__pool_id", "unit__gpu__model", "unit__gpu_id"
+        )
+    )
+    untils = dict(ChargedUntil.objects.filter(gpu__in={row[4] for row in held}).values_list("gpu_id", "until"))
+    prices = {key: price_now(*key, now) for key in {(row[2], row[3]) for row in held}}
+    for period, slots, pool, model, gpu in held:
+        begin = max(period.lower, untils.get(gpu, period.lower))
+        end = min(period.upper or now, now)
+        price, size = prices[pool, model], Decimal(slots.upper - slots.lower) / SLOTS_PER_GPU
+        if price is None:
+            running = per_hour = None
+            break
+        if begin < end:
+            running = (running or ZERO) + price * size * Decimal(int((end - begin).total_seconds())) / 3600
+        if period.upper is None:
+            per_hour = (per_hour or ZERO) + price * size
+    return WorkloadCost(
+        charged=rounded(charged),
+        running=None if running is None else rounded(running),
+        per_hour=None if per_hour is None else rounded(per_hour),
+    )
+
+
+def budget_left(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> BudgetView | None:
+    """The budget of a team or a project for a month and where it stands; None when it has none."""
+    budget = Budget.objects.filter(month=month, team=team, project=project).first()
+    if budget is None:
+        return None
+    spent = _spent(month, team, project)
+    return BudgetView(
+        amount=budget.amount,
+        spent=rounded(spent),
+        left=rounded(budget.amount - spent),
+        share=float(spent / budget.amount) if budget.amount else None,
+        forecast=forecast(month, now, team=team, project=project),
+        action=budget.action,
+    )
+
+
+def forecast(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> Decimal | None:
+    """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
+    if month != month_of(now):
+        return None
+    return forecast_of(_spent(month, team, project), now)
+
+
+def _spent(month: date, team: int | None, project: int | None) -> Decimal:
+    lines = Charge.objects.filter(month=month)
+    lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
+    return lines.aggregate(total=Sum("charged"))["total"] or ZERO

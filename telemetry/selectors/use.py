@@ -1,0 +1,565 @@
+"""Where GPU-hours go, who uses them, how long people wait, and what pooling saves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from django.db import connection
+from django.db.models import F, Sum
+
+from scheduler.models import Quota
+from telemetry.core.charging import SLOTS_PER_GPU
+from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
+from telemetry.models import Charge
+from telemetry.selectors.scope import (
+    DIMENSIONS,
+    HARDWARE_FROM,
+    HELD,
+    SLOT_HOUR,
+    WORK_FROM,
+    Filters,
+    gpu_hours,
+    resolution_for,
+)
+
+HOURS_PER_MONTH = Decimal(730)
+SLOTS = "(upper(u.slots) - lower(u.slots))"
+MEASURES = (
+    "held_seconds", "covered_seconds", "utilisation_seconds", "busy_seconds", "inefficient_seconds", "idle_seconds",
+    "empty_seconds", "sm_active_seconds", "tensor_active_seconds",
+)  # fmt: skip
+ROLLUPS = (
+    "SELECT {key}, {name}, " + ", ".join(f"sum(r.{measure} * {SLOTS})" for measure in MEASURES) + ", sum(r.energy_mj)"
+    " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
+    + HARDWARE_FROM.format(unit="r.unit_id")
+    + WORK_FROM
+    + " WHERE r.resolution = %s AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2"
+)
+HOLDS = (
+    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8, extract(epoch FROM upper(a.period))::float8, "
+    + SLOTS
+    + " FROM scheduler_allocation a"
+    + HARDWARE_FROM.format(unit="a.unit_id")
+    + WORK_FROM
+    + " WHERE a.period && tstzrange(%s, %s){where}"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of the waterfall. ``key``: unhealthy, maintenance, unallocated, reserved_unused, lost, empty, idle, inefficient,
+    unmeasured or productive. ``share`` of the capacity."""
+
+    key: str
+    gpu_hours: float
+    cost: Decimal
+    share: float
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From capacity to productive use. The steps sum to ``gpu_hours`` and, to the cent, to ``cost``.
+
+    ``coverage``: the part of held time that samples speak for; None when nothing was held. ``charged_until``: the last moment it
+    knows of within the period, None when nothing of it is charged yet.
+    """
+
+    gpu_hours: float
+    cost: Decimal
+    steps: list[Step]
+    coverage: float | None
+    charged_until: datetime | None
+
+    @property
+    def productive_share(self) -> float | None:
+        """The productive part of the capacity; None when there was none."""
+        return next((step.share for step in self.steps if step.key == "productive"), None) if self.gpu_hours else None
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """What one team, project, user, type, model, pool, host or GPU held and did with it. GPU-hours; None is unknown.
+
+    ``used`` is utilisation-weighted, ``busy`` counts time in which anything ran. ``guarantee`` in GPUs, of teams only.
+    """
+
+    key: Any
+    name: str
+    held: float
+    mean_gpus: float
+    used: float | None
+    busy: float | None
+    idle: float | None
+    empty: float | None
+    sm_active: float | None
+    tensor_active: float | None
+    borrowed: float
+    lost: float
+    guarantee: float | None
+    coverage: float | None
+    energy_kwh: float | None
+    charged: Decimal
+
+    @property
+    def utilisation(self) -> float | None:
+        """Mean utilisation of the covered held time, 0 to 1."""
+        if self.used is None or not self.coverage or not self.held:
+            return None
+        return min(1.0, self.used / (self.held * self.coverage))
+
+
+@dataclass(frozen=True)
+class UseTable:
+    """Groups, the most holding first, and their period in hours."""
+
+    groups: list[GroupUse]
+    hours: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """Mean GPUs per step of time for one group. ``busy`` is utilisation-weighted, None where nothing is measured."""
+
+    key: Any
+    name: str
+    starts: list[datetime]
+    held: list[float]
+    busy: list[float | None]
+
+
+@dataclass(frozen=True)
+class PoolingSaving:
+    """GPUs that teams would have to own to meet their own p95 demand, against the p95 of everyone together. By the hour.
+
+    ``per_month`` is the difference at the mean price of what was charged; None without any price.
+    """
+
+    by_team: list[tuple[int, str, float]]
+    dedicated: float
+    pooled: float
+    owned: float
+    per_month: Decimal | None
+
+    @property
+    def gpus(self) -> float:
+        """GPUs fewer."""
+        return self.dedicated - self.pooled
+
+
+@dataclass(frozen=True)
+class WaitRow:
+    """How long a group's workloads waited from submission to their first GPU, in seconds; those still waiting are counted apart."""
+
+    key: Any
+    name: str
+    started: int
+    p50: float | None
+    p95: float | None
+    longest: float | None
+    still_waiting: int
+    preemptions: int
+
+
+def waterfall(filters: Filters) -> Waterfall:
+    """Capacity -> what was out of service, free, reserved in vain, lost, held empty or idle or inefficiently -> productive.
+
+    With a filter on holders it begins with what they held or reserved.
+    """
+    sums = _bucket_sums(filters)
+    use = _rollup_sums(filters, "model")
+    parts: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, list[Decimal]] = defaultdict(list)
+    covered = held_measured = 0.0
+    for model in sorted({model for _, model in sums}):
+        for bucket, key in (
+            ("unhealthy", "unhealthy"), ("maintenance", "maintenance"), ("unallocated", "unallocated"),
+            ("reserved_unused", "reserved_unused"), ("preempted", "lost"), ("hardware_lost", "lost"),
+        ):  # fmt: skip
+            seconds, cost = sums.get((bucket, model), (0.0, ZERO))
+            parts[key].append(seconds)
+            costs[key].append(cost)
+        seconds, cost = sums.get(("used", model), (0.0, ZERO))
+        row = use.get(model)
+        pieces = _used_parts(seconds, row)
+        weights = [int(piece) for piece in pieces.values()]
+        for key, piece, part in zip(pieces, pieces.values(), split(rounded(cost, MICRO), weights, MICRO), strict=True):
+            parts[key].append(piece)
+            costs[key].append(part)
+        if row:
+            covered += row["covered_seconds"] or 0.0
+        held_measured += sum(sums.get((bucket, model), (0.0, ZERO))[0] for bucket in HELD)
+    order = [key for key in ORDER if sum(parts[key]) > 0 or key not in ("lost", "unmeasured")]
+    total = sum(sum(parts[key]) for key in order)
+    cents = round_parts([sum(costs[key], ZERO) for key in order])
+    return Waterfall(
+        gpu_hours=gpu_hours(total),
+        cost=sum(cents, ZERO),
+        steps=[
+            Step(key, gpu_hours(sum(parts[key])), cost, sum(parts[key]) / total if total else 0.0)
+            for key, cost in zip(order, cents, strict=True)
+        ],
+        coverage=min(1.0, covered / held_measured) if held_measured else None,
+        charged_until=_charged_until(filters),
+    )
+
+
+ORDER = (
+    "unhealthy", "maintenance", "unallocated", "reserved_unused", "lost", "unmeasured", "empty", "idle", "inefficient",
+    "productive",
+)  # fmt: skip
+
+
+def _used_parts(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
+    """Held slot-seconds in what was done with them; they sum to ``seconds``. What no sample speaks for stays unmeasured."""
+    known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
+    share = 0.0
+    if row and row["held_seconds"]:
+        busy, inefficient = row["busy_seconds"] or 0.0, row["inefficient_seconds"] or 0.0
+        known = {
+            "empty": row["empty_seconds"] or 0.0,
+            "idle": row["idle_seconds"] or 0.0,
+            "inefficient": min(busy, inefficient),
+            "productive": max(0.0, busy - inefficient),
+        }
+        # Rollups also hold what was lost, and whole hours at the period's edges: never more than was charged as used.
+        total = sum(known.values())
+        share = min(1.0, seconds / total) if total else 0.0
+    parts = {key: value * share for key, value in known.items()}
+    return {"unmeasured": max(0.0, seconds - sum(parts.values())), **parts}
+
+
+def _bucket_sums(filters: Filters) -> dict[tuple[str, str], tuple[float, Decimal]]:
+    """(bucket, model) to (slot-seconds, cost) within the period; a line across its edge counts by its part."""
+    sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
+    lines = filters.charges()
+    inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
+    for bucket, model, seconds, cost in inside.values_list("bucket", "model").annotate(
+        seconds=Sum("slot_seconds"), amount=Sum("cost")
+    ):
+        sums[bucket, model] = (float(seconds), cost)
+    for line in lines.exclude(start__gte=filters.start, end__lte=filters.end):
+        part = _part_within(line, filters)
+        seconds, cost = sums.get((line.bucket, line.model), (0.0, ZERO))
+        sums[line.bucket, line.model] = (seconds + line.slot_seconds * part, cost + line.cost * Decimal(str(part)))
+    return sums
+
+
+def _part_within(line: Charge, filters: Filters) -> float:
+    inside = min(line.end, filters.end) - max(line.start, filters.start)
+    return inside / (line.end - line.start)
+
+
+def _charged_until(filters: Filters) -> datetime | None:
+    last = filters.charges().order_by("-end").values_list("end", flat=True).first()
+    return None if last is None else min(last, filters.end)
+
+
+def _rollup_sums(filters: Filters, dimension: str) -> dict[Any, dict[str, Any]]:
+    """Group key to slot-second sums of each measure, and the group's name."""
+    key, name = DIMENSIONS[dimension]
+    where, values = filters.sql()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            ROLLUPS.format(key=key, name=name, where=where),
+            [resolution_for(filters), filters.start, filters.end, *values],
+        )
+        return {
+            row[0]: {"name": row[1], **dict(zip((*MEASURES, "energy_mj"), row[2:], strict=True))}
+            for row in cursor.fetchall()
+        }
+
+
+def use_by(dimension: str, filters: Filters) -> UseTable:
+    """Held, used, borrowed and lost GPU-hours by ``dimension`` (one of DIMENSIONS), guarantee beside them for teams."""
+    _known(dimension)
+    held, names = _held_by(dimension, filters)
+    measured = _rollup_sums(filters, dimension)
+    money, lost = _lines_by(dimension, filters)
+    borrowed, _ = _held_by(dimension, filters, only="AND a.borrowed")
+    guarantees = _guarantees(filters) if dimension == "team" else {}
+    charges = dict(zip(money, round_parts(list(money.values())), strict=True))
+    groups = []
+    for key in {*held, *guarantees}:
+        row = measured.get(key, {})
+        seconds = held.get(key, 0.0)
+        mix_held, covered = row.get("held_seconds") or 0.0, row.get("covered_seconds")
+        hours = {measure: None if row.get(measure) is None else row[measure] / SLOT_HOUR for measure in MEASURES}
+        groups.append(
+            GroupUse(
+                key=key,
+                name=names.get(key) or guarantees.get(key, ("", 0.0))[0],
+                held=gpu_hours(seconds),
+                mean_gpus=gpu_hours(seconds) / filters.hours,
+                used=hours["utilisation_seconds"],
+                busy=hours["busy_seconds"],
+                idle=hours["idle_seconds"],
+                empty=hours["empty_seconds"],
+                sm_active=hours["sm_active_seconds"],
+                tensor_active=hours["tensor_active_seconds"],
+                borrowed=gpu_hours(borrowed.get(key)),
+                lost=gpu_hours(lost.get(key)),
+                guarantee=guarantees[key][1] if key in guarantees else None,
+                coverage=min(1.0, covered / max(seconds, mix_held)) if covered is not None and seconds else None,
+                energy_kwh=None if row.get("energy_mj") is None else float(row["energy_mj"]) / 3.6e9,
+                charged=charges.get(key, ZERO),
+            )
+        )
+    groups.sort(key=lambda group: (-group.held, group.name, str(group.key)))
+    return UseTable(groups, filters.hours)
+
+
+def _known(dimension: str) -> None:
+    if dimension not in DIMENSIONS:
+        raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(DIMENSIONS)}")
+
+
+def _holds(dimension: str, filters: Filters, only: str = "") -> list[tuple[Any, str, float, float, int]]:
+    """(key, name, start, end, slots) of each hold, cut to the period, in seconds since the epoch."""
+    key, name = DIMENSIONS[dimension]
+    where, values = filters.sql()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            HOLDS.format(key=key, name=name, where=f"{where} {only}"), [filters.start, filters.end, *values]
+        )
+        low, high = filters.start.timestamp(), filters.end.timestamp()
+        return [
+            (group, label, max(start, low), high if end is None else min(end, high), slots)
+            for group, label, start, end, slots in cursor.fetchall()
+        ]
+
+
+def _held_by(dimension: str, filters: Filters, only: str = "") -> tuple[dict[Any, float], dict[Any, str]]:
+    """Held slot-seconds by group, and the groups' names."""
+    sums: dict[Any, float] = defaultdict(float)
+    names: dict[Any, str] = {}
+    for key, name, start, end, slots in _holds(dimension, filters, only):
+        sums[key] += (end - start) * slots
+        names[key] = name
+    return dict(sums), names
+
+
+LINE_KEYS = {
+    "team": "team", "project": "project", "user": "user", "type": "workload_type", "model": "model", "pool": "pool",
+    "host": "gpu__host", "gpu": "gpu", "workload": "workload",
+}  # fmt: skip
+
+
+def _lines_by(dimension: str, filters: Filters) -> tuple[dict[Any, Decimal], dict[Any, float]]:
+    """What was charged, and the slot-seconds that were lost to preemption or hardware, by group."""
+    charged: dict[Any, Decimal] = defaultdict(Decimal)
+    lost: dict[Any, float] = defaultdict(float)
+    column = LINE_KEYS[dimension]
+    lines = filters.charges()
+    inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
+    grouped = inside.values_list(column, "bucket").annotate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    rows = [(key, bucket, amount, float(seconds)) for key, bucket, amount, seconds in grouped]
+    for line in lines.exclude(start__gte=filters.start, end__lte=filters.end).annotate(group_key=F(column)):
+        part = _part_within(line, filters)
+        rows.append((line.group_key, line.bucket, line.charged * Decimal(str(part)), line.slot_seconds * part))
+    for key, bucket, amount, seconds in rows:
+        charged[key] += amount
+        if bucket in ("preempted", "hardware_lost"):
+            lost[key] += seconds
+    return dict(charged), dict(lost)
+
+
+def _guarantees(filters: Filters) -> dict[int, tuple[str, float]]:
+    """Guaranteed GPUs of each team, in the pool and model asked about."""
+    quotas = Quota.objects.filter(guaranteed_slots__gt=0)
+    if filters.pool is not None:
+        quotas = quotas.filter(pool=filters.pool)
+    if filters.model:
+        quotas = quotas.filter(model=filters.model)
+    if filters.team is not None:
+        quotas = quotas.filter(team=filters.team)
+    if filters.teams is not None:
+        quotas = quotas.filter(team__in=filters.teams)
+    found: dict[int, tuple[str, float]] = {}
+    for team, name, slots in quotas.values_list("team_id", "team__name", "guaranteed_slots"):
+        found[team] = (name, found.get(team, ("", 0.0))[1] + slots / SLOTS_PER_GPU)
+    return found
+
+
+def use_over_time(filters: Filters, *, step: timedelta | None = None, dimension: str | None = None) -> list[Series]:
+    """Mean held and busy GPUs per ``step`` (a whole number of hours; a suitable one when None), by ``dimension`` or all in one."""
+    step = step or _suitable_step(filters)
+    hours = step / timedelta(hours=1)
+    if hours < 1 or hours != int(hours):
+        raise ValueError(f"step: {step} is not a whole number of hours")
+    if dimension is not None:
+        _known(dimension)
+    edges = _edges(filters, step)
+    starts = edges[:-1]
+    holds: dict[Any, list[tuple[float, float, int]]] = defaultdict(list)
+    names: dict[Any, str] = {}
+    for key, name, start, end, slots in _holds(dimension or "pool", filters):
+        group = key if dimension else None
+        holds[group].append((start, end, slots))
+        names[group] = name if dimension else ""
+    busy = _busy_over_time(filters, edges, dimension)
+    length = step.total_seconds()
+    series = []
+    for group in sorted(holds, key=lambda key: (names[key], str(key))):
+        area = _area(holds[group], edges)
+        used = busy.get(group, {})
+        series.append(
+            Series(
+                key=group,
+                name=names[group],
+                starts=[datetime.fromtimestamp(start, filters.start.tzinfo) for start in starts],
+                held=[value / SLOTS_PER_GPU / length for value in area],
+                busy=[used[index] / SLOTS_PER_GPU / length if index in used else None for index in range(len(starts))],
+            )
+        )
+    return series
+
+
+def _suitable_step(filters: Filters) -> timedelta:
+    """At most about 400 points."""
+    for hours in (1, 2, 3, 6, 12, 24):
+        if filters.hours / hours <= 400:
+            return timedelta(hours=hours)
+    return timedelta(days=max(1, int(filters.hours / 24 / 400) + 1))
+
+
+def _edges(filters: Filters, step: timedelta) -> list[float]:
+    """Edges of whole steps since the epoch that cover the period."""
+    length = step.total_seconds()
+    low, high = filters.start.timestamp(), filters.end.timestamp()
+    first, last = int(low // length), int(-(-high // length))
+    return [number * length for number in range(first, last + 1)]
+
+
+def _area(holds: Sequence[tuple[float, float, int]], edges: Sequence[float]) -> list[float]:
+    """Slot-seconds held between each two edges: the integral of a step function, in one pass over its sorted steps."""
+    starts = np.array([hold[0] for hold in holds])
+    ends = np.array([hold[1] for hold in holds])
+    slots = np.array([hold[2] for hold in holds], dtype=float)
+    moments = np.concatenate([starts, ends])
+    changes = np.concatenate([slots, -slots])
+    order = np.argsort(moments, kind="stable")
+    moments, level = moments[order], np.cumsum(changes[order])
+    integral = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(moments))])
+    at_edges = np.interp(np.asarray(edges), moments, integral, left=0.0, right=float(integral[-1]))
+    return [float(value) for value in np.diff(at_edges)]
+
+
+def _busy_over_time(
+    filters: Filters, edges: Sequence[float], dimension: str | None
+) -> dict[Any, dict[int, float]]:
+    """Group to step number to utilisation-weighted slot-seconds."""
+    key = DIMENSIONS[dimension][0] if dimension else "NULL::int"
+    length = edges[1] - edges[0]
+    where, values = filters.sql()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {key}, floor((extract(epoch FROM r.bucket)::float8 - %s) / %s)::int, sum(r.utilisation_seconds * {SLOTS})"
+            " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
+            f"{HARDWARE_FROM.format(unit='r.unit_id')}{WORK_FROM}"
+            " WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s AND r.utilisation_seconds IS NOT NULL"
+            f"{where} GROUP BY 1, 2",
+            [edges[0], length, filters.start, filters.end, *values],
+        )
+        found: dict[Any, dict[int, float]] = defaultdict(dict)
+        for group, index, used in cursor.fetchall():
+            found[group][index] = float(used)
+        return found
+
+
+def pooling_saving(filters: Filters) -> PoolingSaving:
+    """What pooling saves: the sum of each team's own p95 of hourly held GPUs, minus the p95 of all of them together."""
+    step = timedelta(hours=1)
+    teams = use_over_time(filters, step=step, dimension="team")
+    by_team = [(each.key, each.name, _percentile(each.held, 95)) for each in teams]
+    together = [sum(values) for values in zip(*(each.held for each in teams), strict=True)]
+    dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
+    price = _mean_price(filters)
+    saved = None if price is None else rounded(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
+    return PoolingSaving(by_team, dedicated, pooled, _owned(filters), saved)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(np.asarray(values), percent)) if values else 0.0
+
+
+def _mean_price(filters: Filters) -> Decimal | None:
+    """The price of a GPU-hour, weighted by what was held; of the rate card's newest when nothing was charged yet."""
+    sums = filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    if sums["seconds"]:
+        return Decimal(sums["amount"]) * SLOT_HOUR / Decimal(sums["seconds"])
+    return None
+
+
+def _owned(filters: Filters) -> float:
+    """GPUs there are in what was asked about."""
+    where, values = "", []
+    if filters.pool is not None:
+        where, values = " AND h.pool_id = %s", [filters.pool]
+    if filters.model:
+        where, values = f"{where} AND g.model = %s", [*values, filters.model]  # type: ignore[list-item]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM scheduler_gpu g JOIN scheduler_host h ON h.id = g.host_id"
+            f" WHERE (g.retired_at IS NULL OR g.retired_at > %s) AND g.created_at < %s{where}",
+            [filters.start, filters.end, *values],
+        )
+        return float(cursor.fetchone()[0])
+
+
+WAIT_KEYS: dict[str, tuple[str, str]] = {
+    "team": DIMENSIONS["team"],
+    "project": DIMENSIONS["project"],
+    "model": ("coalesce(w.models_wanted[1], '')", "coalesce(w.models_wanted[1], '')"),
+    "size": ("w.units * w.hosts", "(w.units * w.hosts)::text"),
+    "type": DIMENSIONS["type"],
+}
+
+
+def waits(by: str, filters: Filters) -> list[WaitRow]:
+    """How long workloads submitted in the period waited for their first GPU, by team, project, model, size or type."""
+    if by not in WAIT_KEYS:
+        raise ValueError(f"by: {by!r} is not one of {', '.join(WAIT_KEYS)}")
+    key, name = WAIT_KEYS[by]
+    where, values = filters.sql()
+    # Model and pool are asked of the workload here: one that waits has no GPU yet.
+    where = where.replace("h.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
+    waited = "extract(epoch FROM first.placed_at - w.submitted_at)::float8"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {key}, {name}, count(first.placed_at),"
+            f" percentile_cont(0.5) WITHIN GROUP (ORDER BY {waited}), percentile_cont(0.95) WITHIN GROUP (ORDER BY {waited}),"
+            f" max({waited}), count(*) FILTER (WHERE w.state = 'queued' AND first.placed_at IS NULL),"
+            " sum(coalesce(first.preemptions, 0))::int"
+            " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id JOIN scheduler_team t ON t.id = p.team_id"
+            " LEFT JOIN LATERAL (SELECT min(r.placed_at) AS placed_at,"
+            "   count(*) FILTER (WHERE r.rank = 0 AND r.outcome IN ('checkpointed', 'killed_at_grace', 'drained')) AS preemptions"
+            "   FROM scheduler_run r WHERE r.workload_id = w.id) first ON true"
+            f" WHERE w.submitted_at >= %s AND w.submitted_at < %s{where} GROUP BY 1, 2 ORDER BY 2, 1",
+            [filters.start, filters.end, *values],
+        )
+        return [WaitRow(*row) for row in cursor.fetchall()]
+
+
+def rhythm(filters: Filters) -> list[list[float | None]]:
+    """When GPUs work: mean utilisation of held GPUs by weekday (Monday first) and hour (UTC), 0 to 1; None is unknown."""
+    where, values = filters.sql()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT extract(isodow FROM r.bucket AT TIME ZONE 'UTC')::int, extract(hour FROM r.bucket AT TIME ZONE 'UTC')::int,"
+            f" sum(r.utilisation_seconds * {SLOTS}), sum(r.covered_seconds * {SLOTS})"
+            " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
+            f"{HARDWARE_FROM.format(unit='r.unit_id')}{WORK_FROM}"
+            f" WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2",
+            [filters.start, filters.end, *values],
+        )
+        cells: list[list[float | None]] = [[None] * 24 for _ in range(7)]
+        for day, hour, used, covered in cursor.fetchall():
+            if used is not None and covered:
+                cells[day - 1][hour] = min(1.0, float(used) / float(covered))
+        return cells

@@ -1,0 +1,268 @@
+"""The figures of the dashboards: they add up, say how much they know, and show each viewer only what the filters allow."""
+
+from __future__ import annotations
+
+import datetime as dt
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from scheduler.models import Allocation, Run, Workload
+from telemetry import selectors
+from telemetry.charges import charge
+from telemetry.models import Budget, Rollup, Sample
+from telemetry.selectors import Filters
+from tests.telemetry.rows import at, hold, host_state, reservation, workload
+from tests.world import H100, World, units_of
+
+pytestmark = pytest.mark.django_db
+MARCH = dt.date(2026, 3, 1)
+MORNING = Filters(at(9), at(13))
+
+
+def used(allocation: Allocation, hour: int, *, held: float = 3600, **measures: float | None) -> None:
+    """An hour's rollup of an allocation: covered whole, half busy, unless said otherwise."""
+    values: dict[str, Any] = {
+        "covered_seconds": held,
+        "utilisation_seconds": held * 0.4,
+        "busy_seconds": held * 0.5,
+        "inefficient_seconds": held * 0.1,
+        "idle_seconds": held * 0.3,
+        "empty_seconds": held * 0.2,
+    }
+    Rollup.objects.create(
+        resolution=3600, bucket=at(hour), unit=allocation.unit, allocation=allocation, held_seconds=held, samples=360,
+        **(values | measures),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def morning(rates: World) -> World:
+    """Four hours: vision held an H100 for four and had it measured, language for two and had not, robotics reserved one in vain."""
+    units = units_of(rates.hosts["alpha"])
+    first = hold(workload(rates, rates.vision), units[0], at(9), at(13), end_code="finished")
+    hold(workload(rates, rates.language), units[1], at(9), at(11), end_code="finished")
+    hold(workload(rates, rates.language), units[1], at(11), at(12), end_code="killed_at_grace")
+    reservation(rates, rates.robotics, [units[2]], at(9), at(12))
+    host_state(rates.hosts["beta"], at(11), admin="maintenance")
+    for hour in (9, 10, 11, 12):
+        used(first, hour)
+    charge(at(13, 5))
+    return rates
+
+
+def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World) -> None:
+    fall = selectors.waterfall(Filters(at(9), at(13), pool=morning.shared.pk))
+    steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
+    assert fall.gpu_hours == pytest.approx(24 * 4)
+    assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
+    assert sum(step.cost for step in fall.steps) == fall.cost == Decimal("188.80")  # 16 x 4 x 2.40 + 8 x 4 x 1.10
+    assert steps["maintenance"] == 16
+    assert steps["reserved_unused"] == 3
+    assert steps["lost"] == 1
+    # Four of the six used hours were measured; the other two stay unmeasured.
+    assert (steps["empty"], steps["idle"], steps["inefficient"], steps["productive"]) == (0.8, 1.2, 0.4, 1.6)
+    assert steps["unmeasured"] == 2
+    assert fall.coverage == pytest.approx(4 / 7)
+
+
+def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) -> None:
+    fall = selectors.waterfall(Filters(at(9), at(13), team=morning.robotics.team.pk))
+    assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {"reserved_unused": pytest.approx(3)}
+    assert fall.coverage is None
+
+
+def test_a_period_that_cuts_lines_counts_their_parts(morning: World) -> None:
+    fall = selectors.waterfall(Filters(at(9, 30), at(10), pool=morning.shared.pk))
+    assert fall.gpu_hours == pytest.approx(12)
+
+
+def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
+    table = selectors.use_by("team", Filters(at(9), at(13), pool=morning.shared.pk))
+    by_name = {group.name: group for group in table.groups}
+    vision, language, robotics = by_name["Vision"], by_name["Language"], by_name["Robotics"]
+    assert (vision.held, vision.mean_gpus, vision.used, vision.busy) == pytest.approx((4.0, 1.0, 1.6, 2.0))
+    assert vision.utilisation == pytest.approx(0.4)
+    assert language.held == pytest.approx(3.0)
+    assert [language.used, language.coverage, language.utilisation] == [None] * 3
+    assert language.lost == pytest.approx(1.0)
+    assert (robotics.held, robotics.charged, robotics.guarantee) == (0, Decimal("7.20"), 4.0)
+    assert (vision.charged, language.charged) == (Decimal("9.60"), Decimal("4.80"))
+
+
+@pytest.mark.parametrize("dimension", sorted(selectors.DIMENSIONS))
+def test_every_dimension_holds_the_same_hours(morning: World, dimension: str) -> None:
+    table = selectors.use_by(dimension, MORNING)
+    assert sum(group.held for group in table.groups) == pytest.approx(7.0)
+
+
+def test_a_dimension_that_is_none_is_refused_by_name(world: World) -> None:
+    with pytest.raises(ValueError, match="'colour' is not one of"):
+        selectors.use_by("colour", MORNING)
+    with pytest.raises(ValueError, match="'colour' is not one of"):
+        selectors.charges_by("colour", MARCH)
+    with pytest.raises(ValueError, match="colour is not one of"):
+        selectors.charge_lines(MARCH, colour="red")
+    with pytest.raises(ValueError, match="not after start"):
+        Filters(at(10), at(10))
+
+
+def test_a_viewers_filter_leaves_out_other_teams(morning: World) -> None:
+    mine = Filters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
+    assert [group.name for group in selectors.use_by("team", mine).groups] == ["Vision"]
+    assert selectors.waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
+    nobody = Filters(at(9), at(13), teams=[], users=[])
+    assert selectors.use_by("team", nobody).groups == []
+
+
+def test_use_over_time_is_the_mean_of_gpus_held_in_each_hour(morning: World) -> None:
+    series = {each.name: each for each in selectors.use_over_time(MORNING, dimension="team")}
+    assert series["Vision"].held == pytest.approx([1, 1, 1, 1])
+    assert series["Language"].held == pytest.approx([1, 1, 1, 0])
+    assert series["Vision"].busy == pytest.approx([0.4] * 4)
+    assert series["Language"].busy == [None] * 4
+    together = selectors.use_over_time(MORNING)
+    assert len(together) == 1
+    assert together[0].held == pytest.approx([2, 2, 2, 1])
+
+
+def test_pooling_saves_what_teams_need_at_different_times(rates: World) -> None:
+    units = units_of(rates.hosts["alpha"])
+    for unit in units[:4]:
+        hold(workload(rates, rates.vision), unit, at(9), at(12), end_code="finished")
+        hold(workload(rates, rates.language), unit, at(12), at(15), end_code="finished")
+    charge(at(15, 5))
+    saving = selectors.pooling_saving(Filters(at(9), at(15), pool=rates.shared.pk))
+    assert (saving.dedicated, saving.pooled, saving.gpus, saving.owned) == (8, 4, 4, 24)
+    assert saving.per_month == Decimal("7008.00")  # 4 GPUs x 730 h x 2.40
+
+
+def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    for minute in (1, 2, 3):
+        work = workload(rates, rates.vision, submitted_at=at(9), models_wanted=[H100])
+        start = at(9, minute)
+        hold(work, unit, start, start + timedelta(seconds=30), end_code="checkpointed")
+    hold(work, unit, at(10), at(11), end_code="finished")
+    workload(rates, rates.vision, submitted_at=at(9), state="queued", models_wanted=[H100])
+    (row,) = selectors.waits("team", MORNING)
+    assert (row.name, row.started, row.p50, row.longest) == ("Vision", 3, 120.0, 180.0)
+    assert (row.still_waiting, row.preemptions) == (1, 3)
+    for by in ("size", "model", "project", "type"):
+        assert sum(each.started for each in selectors.waits(by, Filters(at(9), at(13), model=H100))) == 3
+
+
+def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World) -> None:
+    units = units_of(world.hosts["alpha"])
+    allocation = hold(workload(world, world.vision), units[0], at(9))
+    rows = [(units[0], at(9, 59, 40), 55.0), (units[0], at(9, 59, 50), 66.0), (units[1], at(9, 55), 77.0)]
+    with connection.cursor() as cursor:
+        for unit, moment, reading in rows:
+            cursor.execute(
+                "INSERT INTO telemetry_sample (unit_id, ts, utilisation) VALUES (%s, %s, %s)", [unit.pk, moment, reading]
+            )
+    seen = selectors.live(at(10), pool=world.shared.pk)
+    by_unit = {each.unit: each for each in seen}
+    assert len(seen) == 8 + 8 + 6 + 14
+    assert (by_unit[units[0].pk].utilisation, by_unit[units[0].pk].workload) == (66.0, allocation.workload_id)
+    assert (by_unit[units[1].pk].utilisation, by_unit[units[1].pk].at) == (None, None)
+    assert Sample.objects.count() == 3
+
+
+def test_a_sparkline_has_gaps_where_nothing_was_measured(world: World) -> None:
+    allocation = hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
+    for minute in (0, 1, 30):
+        Rollup.objects.create(
+            resolution=60, bucket=at(9, minute), unit=allocation.unit, allocation=allocation, held_seconds=60, samples=6,
+            covered_seconds=60, utilisation_seconds=30,
+        )  # fmt: skip
+    points = selectors.sparkline(allocation.workload_id, at(10), hours=1, points=60)
+    assert [round(point.utilisation or 0, 2) for point in points[:2]] == [0.5, 0.5]
+    assert points[30].utilisation == 0.5
+    assert sum(point.utilisation is None for point in points) == 57
+
+
+def test_a_running_workload_costs_what_it_was_charged_and_what_it_holds_since(rates: World) -> None:
+    work = workload(rates, rates.vision)
+    hold(work, units_of(rates.hosts["alpha"])[0], at(9))
+    charge(at(10, 5))
+    cost = selectors.cost_of_workload(work.pk, at(10, 30))
+    assert (cost.charged, cost.running, cost.total, cost.per_hour) == tuple(
+        map(Decimal, ("2.40", "1.20", "3.60", "2.40"))
+    )
+
+
+def test_a_workload_without_a_price_costs_an_unknown_amount(world: World) -> None:
+    work = workload(world, world.vision)
+    hold(work, units_of(world.hosts["alpha"])[0], at(9))
+    assert selectors.cost_of_workload(work.pk, at(10)).running is None
+
+
+def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morning: World) -> None:
+    total = selectors.charges_by("cost_centre", MARCH).total.charged
+    assert total == Decimal("39.20")  # 9.60 + 4.80 + 7.20 and the static pool's 4 x 4 x 1.10
+    where: dict[str, Any] = {}
+    for dimension in ("cost_centre", "team", "project", "type", "workload"):
+        table = selectors.charges_by(dimension, MARCH, **where)
+        assert sum(group.charged for group in table.groups) == table.total.charged
+        top = next(group for group in table.groups if group.name not in ("",))
+        assert top.charged == top.used + top.idle + top.unmeasured + top.reserved_unused
+        where[dimension] = top.key
+    lines = selectors.charge_lines(MARCH, **where)
+    assert sum(line.charged for line in lines) == top.charged
+    assert all(line.allocation_id for line in lines)
+
+
+def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: World) -> None:
+    by_name = {group.name: group for group in selectors.charges_by("team", MARCH, type="training").groups}
+    assert (by_name["Vision"].used, by_name["Vision"].idle, by_name["Vision"].unmeasured) == tuple(
+        map(Decimal, ("3.84", "5.76", "0.00"))
+    )
+    assert (by_name["Language"].used, by_name["Language"].unmeasured) == (Decimal("0.00"), Decimal("4.80"))
+    assert by_name["Language"].coverage == 0
+
+
+def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World) -> None:
+    team = morning.vision.team.pk
+    assert selectors.budget_left(MARCH, at(14), team=team) is None
+    Budget.objects.create(team_id=team, month=MARCH, amount="100.00")
+    view = selectors.budget_left(MARCH, at(14), team=team)
+    assert view is not None
+    assert (view.spent, view.left, view.forecast) == (Decimal("27.20"), Decimal("72.80"), None)
+    later = selectors.budget_left(MARCH, at(12, day=16), team=team)
+    assert later is not None
+    assert later.forecast == Decimal("54.40")
+
+
+def test_the_price_in_force_is_the_newest_one_that_has_begun(rates: World) -> None:
+    assert selectors.price_now(rates.shared.pk, H100, at(9)) == Decimal("2.40")
+    assert selectors.price_now(rates.shared.pk, "B300", at(9)) is None
+
+
+def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> None:
+    cells = selectors.rhythm(MORNING)
+    assert cells[0][9] == pytest.approx(0.4)
+    assert cells[0][8] is None
+    assert len(cells) == 7
+
+
+def test_figures_take_a_fixed_number_of_queries(morning: World) -> None:
+    def count() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            selectors.waterfall(MORNING)
+            selectors.use_by("workload", MORNING)
+            selectors.use_over_time(MORNING, dimension="team")
+            selectors.charges_by("workload", MARCH)
+        return len(queries)
+
+    before = count()
+    units = units_of(morning.hosts["alpha"])
+    for unit in units[3:7]:
+        hold(workload(morning, morning.language), unit, at(9), at(13), end_code="finished")
+    assert count() == before
+    assert Run.objects.count() == 7
+    assert Workload.objects.count() == 7
