@@ -356,7 +356,7 @@ def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
             continue
         option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
         if isinstance(value, bool):
-            parts.append(option if value else f"--no-{option[2:]}")
+            parts += [option] if value else [f"--no-{option[2:]}"] if name == "preemptible" else []
         elif isinstance(value, list | tuple):
             parts += [word for item in value for word in (option, str(item))]
         elif isinstance(value, Mapping):
@@ -365,7 +365,10 @@ def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
             parts += [option, value.isoformat() if isinstance(value, datetime) else str(value)]
     command = arguments.get("command")
     line = " ".join(shlex.quote(part) for part in parts)
-    return f"{line} -- {command}" if command else line
+    if not command:
+        return line
+    plain = command == shlex.join(shlex.split(command)) if "'" not in command and '"' not in command else False
+    return f"{line} -- {command if plain else shlex.quote(command)}"
 
 
 def api_call(verb: str, arguments: Numbers, *, target: str = "", base: str = "") -> str:

@@ -1,0 +1,98 @@
+"""The API over urllib: JSON in, JSON out, refusals as Problem."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cli import VERSION
+from cli.login import Login
+from cli.problems import NOT_FOUND, NOT_SIGNED_IN, REFUSED, UNREACHABLE, Problem
+
+SECONDS = 30.0
+Json = Any
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to wherever it points."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Never followed."""
+        return
+
+
+class Client:
+    """Speaks to one portal as one person."""
+
+    def __init__(self, login: Login, seconds: float = SECONDS) -> None:
+        self.login = login
+        self.seconds = seconds
+        self._opener = urllib.request.build_opener(NoRedirects)
+
+    def get(self, path: str, **query: Any) -> Json:
+        """Read; query values that are None are left out."""
+        given = {name: _word(value) for name, value in query.items() if value is not None}
+        return self._call("GET", f"{path}?{urllib.parse.urlencode(given)}" if given else path)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
+        """Do something."""
+        return self._call("POST", path, body or {})
+
+    def pages(self, path: str, most: int = 1000, **query: Any) -> Iterator[Json]:
+        """Every row of a list, page by page, up to ``most``."""
+        number = given = 0
+        while given < most:
+            number += 1
+            found = self.get(path, page=number, page_size=200, **query)
+            yield from found["results"]
+            given += len(found["results"])
+            if given >= found["count"] or not found["results"]:
+                return
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
+        request = urllib.request.Request(
+            f"{self.login.url}/api/v1/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self.login.token}",
+                "Accept": "application/json",
+                "Content-Type": "application/json",
+                "User-Agent": f"gpupool-cli/{VERSION}",
+            },
+        )
+        try:
+            with self._opener.open(request, timeout=self.seconds) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as refusal:
+            raise _refused(refusal.code, refusal.read()) from None
+        except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
+            reason = getattr(problem, "reason", None) or problem
+            raise Problem(f"{self.login.url} does not answer: {reason}", UNREACHABLE) from None
+        except ValueError as problem:
+            # A token with strange characters can't be a header; an answer that is no JSON comes from something else.
+            raise Problem(f"{self.login.url} is not spoken with: {problem}", UNREACHABLE) from None
+
+
+def _refused(status: int, body: bytes) -> Problem:
+    try:
+        errors = json.loads(body)["errors"]
+        messages = [str(each["message"]) for each in errors]
+        windows = json.loads(body).get("windows") or []
+    except (ValueError, KeyError, TypeError):
+        messages, windows = [], []
+    if status == 401:
+        return Problem("The token is not accepted. Make a new one in the portal, then: gpupool login", NOT_SIGNED_IN)
+    if not messages or status >= 500:
+        return Problem(f"The portal answered {status} and no reason.", UNREACHABLE if status >= 500 else REFUSED)
+    said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
+    return Problem(messages[0], NOT_FOUND if status == 404 else REFUSED, [*messages[1:], *said])
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,77 @@
+"""Durations and times as people type them, and as they are shown."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import click
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+PART = re.compile(r"(\d{1,9})([smhd])")
+
+
+class Duration(click.ParamType):
+    """``90m``, ``8h``, ``1d12h`` or seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Seconds."""
+        text = str(value).strip().lower()
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+        parts = PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            self.fail(f"{value!r}; allowed: such as 90m, 8h, 1d12h or a number of seconds", param, ctx)
+        return sum(int(number) * UNITS[unit] for number, unit in parts)
+
+
+class Moment(click.ParamType):
+    """``2026-03-02T09:00``, ``2026-03-02 09:00``, ``today 18:00``, ``tomorrow 09:00``, ``now``: local unless it names a zone."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """ISO 8601 with its zone."""
+        try:
+            return parsed_moment(str(value), datetime.now().astimezone()).isoformat()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r}; allowed: such as 2026-03-02T09:00, 'tomorrow 09:00' or now", param, ctx)
+
+
+def parsed_moment(text: str, now: datetime) -> datetime:
+    """A moment with a zone; ``now`` is aware and local. Raises ValueError."""
+    word, _, rest = text.strip().lower().partition(" ")
+    if word == "now" and not rest:
+        return now.replace(microsecond=0)
+    if word in ("today", "tomorrow"):
+        day = now.date() + timedelta(days=word == "tomorrow")
+        clock = datetime.strptime(rest or "00:00", "%H:%M").time()  # noqa: DTZ007  the zone is added below
+        return datetime.combine(day, clock).astimezone()
+    found = datetime.fromisoformat(text.strip())
+    return found if found.tzinfo else found.astimezone()
+
+
+def ago(text: str | None, now: datetime) -> str:
+    """``in 26 min``, ``4 s ago``; a dash for never."""
+    if not text:
+        return "-"
+    seconds = int((now.astimezone(UTC) - datetime.fromisoformat(text)).total_seconds())
+    return f"{length(seconds)} ago" if seconds >= 0 else f"in {length(-seconds)}"
+
+
+def length(seconds: int) -> str:
+    """``40 s``, ``26 min``, ``3 h 14 min``, ``2 d 4 h``."""
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    if seconds < 172_800:
+        return f"{seconds // 3600} h" + (f" {seconds % 3600 // 60} min" if seconds % 3600 >= 60 else "")
+    return f"{seconds // 86_400} d" + (f" {seconds % 86_400 // 3600} h" if seconds % 86_400 >= 3600 else "")
+
+
+def local(text: str | None) -> str:
+    """A moment in the local zone: ``2026-03-02 09:00``; a dash for none."""
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}" if text else "-"

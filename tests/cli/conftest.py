@@ -1,0 +1,66 @@
+"""The command line against a real server over HTTP, as somebody with every role of a small organisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import run
+from portal.models import User
+from portal.services import people
+from tests.world import World, build_world
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Gpupool = Callable[..., Answer]
+
+
+@pytest.fixture
+def served_world(transactional_db: None) -> World:
+    """The shared organisation as of this moment, committed."""
+    return build_world(datetime.now(UTC))
+
+
+@pytest.fixture
+def gpupool(
+    live_server: Any,
+    served_world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Gpupool:
+    """Runs one command line, in a home of its own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("GPUPOOL_URL", raising=False)
+    monkeypatch.delenv("GPUPOOL_TOKEN", raising=False)
+
+    def call(*words: str) -> Answer:
+        code = run(list(words))
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def sign_in(live_server: Any, gpupool: Gpupool) -> Callable[[User], str]:
+    """Signs a user in; the token."""
+
+    def call(user: User) -> str:
+        _, token = people.create_token(actor=user, name="cli", now=datetime.now(UTC))
+        answer = gpupool("login", "--url", live_server.url, "--token", token)
+        assert answer.code == 0, answer.err
+        return token
+
+    return call

@@ -1,0 +1,290 @@
+"""Every command does its one thing, says it in a line, and tells scripts by its exit code what happened."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import stat
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import login
+from cli.words import Duration, length, parsed_moment
+from portal.models import AuditEvent, User
+from portal.wording import cli_line
+from scheduler import logs
+from scheduler.models import Reservation, Run, Workload
+from tests.cli.conftest import Gpupool
+from tests.world import H100, World
+
+SignIn = Callable[[User], str]
+
+
+def test_signing_in_keeps_the_token_where_only_its_owner_reads_it(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    place = login.path()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert "vision-1" in gpupool("me").out
+    assert gpupool("logout").code == 0
+    answer = gpupool("me")
+    assert (answer.code, answer.err.count("\n")) == (3, 1)
+
+
+def test_a_wrong_token_or_address_is_not_kept(gpupool: Gpupool, live_server: Any) -> None:
+    assert gpupool("login", "--url", live_server.url, "--token", "gpp_wrong").code == 3
+    assert gpupool("login", "--url", live_server.url, "--token", "gpp_\u202e").code in (3, 5)
+    assert gpupool("login", "--url", "ftp://x", "--token", "x").code == 2
+    assert gpupool("login", "--url", "http://127.0.0.1:9", "--token", "x").code == 5
+    assert not login.path().exists()
+
+
+def test_a_job_is_run_explained_extended_and_cancelled(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    made = gpupool(
+        "job",
+        "run",
+        "--gpus",
+        "2",
+        "--model",
+        H100,
+        "--pool",
+        "shared",
+        "--env",
+        "A=b c",
+        "--",
+        "python",
+        "train.py",
+        "a b",
+    )
+    assert made.code == 0, made.err
+    workload = Workload.objects.get()
+    assert (workload.name, workload.command, workload.environment) == ("python", "python train.py 'a b'", {"A": "b c"})
+    assert AuditEvent.objects.get(verb="submit_job").via == "cli"
+    short = str(workload.public_id)[:8]
+    assert "python" in gpupool("queue").out
+    assert "python is queued" in gpupool("why", short).out
+    assert gpupool("extend", "python", "--by", "1h").code == 0
+    cancelled = gpupool("cancel", short, "--json")
+    assert json.loads(cancelled.out)["outcome"] == "cancelled"
+    again = gpupool("cancel", short)
+    assert (again.code, again.out) == (1, "")
+    assert again.err.startswith("gpupool: ") and "already ended" in again.err
+
+
+def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    gpupool("job", "run", "--pool", "shared", "--name", "train", "--", "true")
+    workload = Workload.objects.get()
+    run = Run.objects.create(
+        workload=workload,
+        attempt=1,
+        host=served_world.hosts["alpha"],
+        generation=1,
+        placed_at=served_world.now,
+        state="ended",
+    )
+    logs.append(run.public_id, 0, "line one\nline two\n")
+    Workload.objects.filter(pk=workload.pk, state="queued").update(state="ended", outcome="finished", attempt=1)
+    assert gpupool("job", "logs", "train").out == "line one\nline two\n"
+    followed = gpupool("job", "logs", "train", "-f")
+    assert (followed.code, followed.out) == (0, "line one\nline two\n")
+    Workload.objects.filter(pk=workload.pk).update(outcome="failed")
+    assert gpupool("job", "logs", "train", "-f").code == 1
+
+
+def test_a_running_notebook_is_opened_by_an_address(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    assert gpupool("notebook", "launch", "--pool", "shared", "--name", "nb").code == 0
+    waiting = gpupool("notebook", "open", "nb", "--print")
+    assert waiting.code == 1 and "while it runs" in waiting.err
+    Workload.objects.filter(state="queued").update(state="running")
+    assert ".gpupool/enter?code=" in gpupool("notebook", "open", "nb", "--print").out
+
+
+def test_a_reservation_is_tried_made_and_given_up(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    wish = [
+        "reservation",
+        "create",
+        "--pool",
+        "shared",
+        "--gpus",
+        "4",
+        "--model",
+        H100,
+        "--start",
+        "tomorrow 09:00",
+        "--name",
+        "review",
+    ]
+    assert "It fits" in gpupool(*wish, "--for", "8h", "--dry-run").out
+    assert "Confirmed" in gpupool(*wish, "--for", "8h").out
+    assert "review" in gpupool("reservation", "list").out
+    assert gpupool("reservation", "cancel", "review").code == 0
+    assert Reservation.objects.get().state == "cancelled"
+    for wrong in (["--for", "1s"], ["--for", "400d"], []):
+        assert gpupool(*wish, *wrong).code in (1, 2)
+    full = gpupool("reservation", "create", "--pool", "shared", "--gpus", "9999999999", "--start", "now", "--for", "1h")
+    assert full.code == 1 and "allowed" in full.err.lower() or "less than" in full.err.lower()
+
+
+def test_another_tenants_work_does_not_exist(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    gpupool("job", "run", "--pool", "shared", "--name", "secret", "--", "true")
+    name = str(Workload.objects.get().public_id)
+    sign_in(served_world.language.member)
+    for words in (["why", name], ["cancel", name], ["job", "logs", name], ["why", "secret"], ["show", name[:8]]):
+        answer = gpupool(*words)
+        assert (answer.code, answer.out) == (4, ""), words
+    assert "secret" not in gpupool("queue").out
+
+
+WRONG_LINES = [
+    ["job", "run"],
+    ["job", "run", "--gpus", "two", "--", "x"],
+    ["job", "run", "--env", "novalue", "--", "x"],
+    ["notebook", "launch", "--max-runtime", "soon"],
+    ["reservation", "create", "--start", "someday", "--for", "1h"],
+    ["reservation", "create", "--start", "now"],
+    ["nonsense"],
+    ["usage", "--by", "planet"],
+]
+
+
+def test_a_wrong_command_line_is_told_in_a_line_or_two(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    for words in WRONG_LINES:
+        answer = gpupool(*words)
+        assert (answer.code, answer.out) == (2, ""), words
+        assert answer.err.startswith("gpupool: "), words
+        assert "Traceback" not in answer.err
+
+
+WRONG_VALUES = [
+    ["job", "run", "--pool", "shared", "--gpus", "0", "--", "x"],
+    ["job", "run", "--pool", "shared", "--gpus", "-4", "--", "x"],
+    ["job", "run", "--pool", "shared", "--gpus", "9" * 30, "--", "x"],
+    ["job", "run", "--pool", "shared", "--name", "x" * 10_000, "--", "x"],
+    ["job", "run", "--pool", "shared", "--name", "a\u202eb", "--", "x"],
+    ["job", "run", "--pool", "shared", "--model", "X9", "--", "x"],
+    ["reservation", "create", "--pool", "shared", "--start", "9999-12-31T23:00", "--for", "1h"],
+    ["reservation", "create", "--pool", "shared", "--start", "2020-01-01", "--for", "1h"],
+    ["usage", "--start", "9999-12-31T00:00:00Z"],
+    ["queue", "--pool", "a\udcff"],
+]
+
+
+def test_a_wrong_value_is_refused_by_the_portal_in_words(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    for words in WRONG_VALUES:
+        answer = gpupool(*words)
+        assert answer.code in (1, 2), words
+        assert answer.err.startswith("gpupool: "), words
+        assert "Traceback" not in answer.err
+    assert not Workload.objects.exists() and not Reservation.objects.exists()
+
+
+def test_every_list_has_json(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.lead)
+    for words in (
+        "queue",
+        "hosts",
+        "status",
+        "usage",
+        "me",
+        "job list",
+        "notebook list",
+        "reservation list",
+        "quota list",
+        "approval list",
+    ):
+        answer = gpupool(*words.split(), "--json")
+        assert answer.code == 0, (words, answer.err)
+        json.loads(answer.out)
+        assert gpupool(*words.split()).code == 0
+
+
+def test_an_operator_approves_what_a_lead_asked_for(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.lead)
+    asked = gpupool(
+        "quota", "request", "--team", "vision", "--pool", "shared", "--model", H100, "--guaranteed-gpus", "9", "--json"
+    )
+    id_ = json.loads(asked.out)["id"]
+    assert gpupool("approval", "approve", id_).code == 1
+    sign_in(served_world.operator)
+    assert "Approved" in gpupool("approval", "approve", id_[:8]).out
+    assert gpupool("approval", "decline", id_, "--comment", "no").code == 1
+
+
+def test_the_command_line_that_a_page_shows_does_the_same(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    line = cli_line(
+        "submit_job",
+        {
+            "project": "vision/vision-main", "pool": "shared", "name": "from a page", "units": 2, "models": [H100], "nvlink": False,
+            "preemptible": False, "priority": "high", "max_runtime_seconds": 3600, "environment": {"A": "x y"}, "command": "echo hello",
+        },
+    )  # fmt: skip
+    answer = gpupool(*shlex.split(line)[1:])
+    assert answer.code == 0, answer.err
+    made = Workload.objects.get()
+    assert (made.name, made.units, made.preemptible, made.command, made.environment) == (
+        "from a page",
+        2,
+        False,
+        "echo hello",
+        {"A": "x y"},
+    )
+
+
+def examples() -> list[str]:
+    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    return [line.removeprefix("$ gpupool ") for block in blocks for line in block.splitlines()]
+
+
+def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    lead = served_world.vision.lead
+    User.objects.filter(pk=lead.pk).update(operator=True)
+    type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
+    sign_in(lead)
+    found = examples()
+    assert len(found) > 20
+    for line in found:
+        if line.startswith("login "):
+            continue  # done above, with a real address
+        answer = gpupool(*shlex.split(line))
+        assert answer.code == 0, f"{line}: {answer.err}"
+
+
+def test_every_command_is_documented() -> None:
+    import click
+
+    from cli.main import cli
+
+    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text()
+    for name, entry in cli.commands.items():
+        for verb in entry.commands if isinstance(entry, click.Group) else [""]:
+            assert f"gpupool {name} {verb}".strip() in text, f"{name} {verb}"
+
+
+def test_durations_and_times_are_read_as_people_write_them() -> None:
+    read = Duration().convert
+    assert [read(text, None, None) for text in ("90m", "8h", "1d12h", "3600")] == [5400, 28_800, 129_600, 3600]
+    assert length(93_600) == "26 h" and length(45) == "45 s" and length(200_000) == "2 d 7 h"
+    now = datetime.fromisoformat("2026-03-02T12:00:00").astimezone()
+    assert parsed_moment("tomorrow 09:00", now).isoformat().startswith("2026-03-03T09:00:00")
+    assert parsed_moment("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
