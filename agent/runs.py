@@ -378,16 +378,14 @@ class Runs:
         self.runs[wanted.run] = run
 
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
-        """Tell the workload that it will be stopped: the file first, then (through the shim) the signal."""
+        """Have the shim tell the workload that it will be stopped."""
         run = self.runs[run_id]
-        write_text(run.folder / "in" / "notice", json.dumps({"code": code, "stop_at": stop_at}))
         run.noticed = True
-        self._order(run, {"notice": {"code": code}})
+        self._order(run, {"notice": {"code": code, "stop_at": stop_at}})
 
     def withdraw(self, run_id: str) -> None:
         """It may stay after all."""
         run = self.runs[run_id]
-        (run.folder / "in" / "notice").unlink(missing_ok=True)
         run.noticed = False
         self._order(run, {})
 
@@ -396,7 +394,8 @@ class Runs:
         run = self.runs[order.run]
         run.stop_ordered = True
         stop = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
-        self._order(run, {"stop": stop, **({"notice": {"code": ""}} if run.noticed else {})})
+        before = read_json(run.folder / "order.json") or {}
+        self._order(run, {**before, "stop": stop})
 
     def _order(self, run: Run, order: dict[str, Any]) -> None:
         write_json(run.folder / "order.json", order)

@@ -330,12 +330,12 @@ class Shim:
             return
         self.order_seen = mark
         order = read_json(self.path("order.json")) or {}
-        if order.get("notice") and not self.noticed:
-            self.noticed = True
-            self.notice_seen = self.acknowledgement()
-            self.signal_notice()
-        elif not order.get("notice"):
+        notice = order.get("notice")
+        if notice and not self.noticed:
+            self.give_notice(notice)
+        elif not notice and self.noticed:
             self.noticed = False
+            self.remove("in/notice")
         if order.get("stop") and not self.cause:
             self.stop_outcome = order["stop"]["outcome"]
             self.stop_whatever = order["stop"]["whatever"]
@@ -354,11 +354,28 @@ class Shim:
         now = self.acknowledgement()
         return self.noticed and now is not None and now != self.notice_seen
 
-    def signal_notice(self) -> None:
+    def give_notice(self, notice: dict[str, Any]) -> None:
+        """The file, then the signal. How the acknowledgement stood before decides what counts as an answer to it."""
+        self.noticed = True
+        self.notice_seen = self.acknowledgement()
+        self.tell("in/notice", notice)
         if self.spec.get("signal_notice", True):
             for pid in self.workload_processes():
                 if catches(pid, signal.SIGUSR1):
                     send(pid, signal.SIGUSR1)
+
+    def tell(self, name: str, value: dict[str, Any]) -> None:
+        """Write what is good to know but not worth dying for: on a full disk the workload goes on."""
+        try:
+            write_json(self.path(name), value)
+        except OSError as problem:
+            print(f"{name}: {problem}", file=sys.stderr)
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(self.path(name))
+        except FileNotFoundError:
+            return
 
     def workload_processes(self) -> list[int]:
         """Pids of the workload itself: not the sandbox's own two processes, whose end would be everyone's."""
@@ -379,7 +396,7 @@ class Shim:
     def stop(self, cause: str, grace: float) -> None:
         self.cause = cause
         self.kill_at = boottime() + grace
-        write_json(self.path("stopping.json"), {"cause": cause})
+        self.tell("stopping.json", {"cause": cause})
         for pid in self.workload_processes() or [self.main]:  # a sandbox that is still being made has no workload yet
             send(pid, signal.SIGTERM)
             send(pid, signal.SIGCONT)
