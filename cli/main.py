@@ -438,7 +438,7 @@ def create_reservation(
 @click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that are over.")
 def list_reservations(session: Session, everything: bool) -> None:
     """Your reservations."""
-    query = {} if everything else {"mine": True, "state": "open"}
+    query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
     rows = list(session.client.pages("reservations/", **query))
     if session.json:
         return output.as_json(rows)
@@ -693,7 +693,8 @@ def _made(session: Session, made: Any) -> None:
 
 
 def _list(session: Session, path: str, everything: bool) -> None:
-    rows = list(session.client.pages(path, **({} if everything else {"mine": True, "state": "open"})))
+    query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
+    rows = list(session.client.pages(path, **query))
     if session.json:
         return output.as_json(rows)
     now = datetime.now().astimezone()

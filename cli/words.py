@@ -11,7 +11,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 PART = re.compile(r"(\d{1,9})([smhd])")
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[int]):
     """``90m``, ``8h``, ``1d12h`` or seconds."""
 
     name = "duration"
@@ -27,7 +27,7 @@ class Duration(click.ParamType):
         return sum(int(number) * UNITS[unit] for number, unit in parts)
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[str]):
     """``2026-03-02T09:00``, ``2026-03-02 09:00``, ``today 18:00``, ``tomorrow 09:00``, ``now``: local unless it names a zone."""
 
     name = "time"

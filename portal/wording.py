@@ -8,6 +8,7 @@ Names of other teams' things are only said when ``viewer`` may see them.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -367,7 +368,8 @@ def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
         return line
-    plain = command == shlex.join(shlex.split(command)) if "'" not in command and '"' not in command else False
+    # What a shell would read otherwise goes over as one quoted word, which `job run` takes as the whole command.
+    plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
 
 

@@ -11,8 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cli import login
 from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
