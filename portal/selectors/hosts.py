@@ -42,7 +42,7 @@ def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
         .order_by("gpu__index", "slots")
     )
     seen = set(policy.visible_workloads(viewer).filter(allocations__unit__in=rows).values_list("pk", flat=True))
-    open_ = Allocation.objects.filter(unit__in=rows, period__endswith=None)
+    open_ = Allocation.objects.filter(unit__in=rows, period__upper_inf=True)
     holders = {a.unit_id: a for a in open_.select_related("workload__project__team", "workload__owner")}
     bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related("reservation__project__team")
     reserved = {b.unit_id: b.reservation for b in bound}

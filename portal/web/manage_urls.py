@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.web import approvals, hosts
+from portal.web import approvals, fleet, hosts
 
 urlpatterns = [
     path("approvals/", approvals.approvals, name="approvals"),
@@ -12,6 +12,7 @@ urlpatterns = [
     path("approvals/<uuid:public_id>/decline/", approvals.decide, {"verb": "decline"}, name="submission-decline"),
     path("approvals/<uuid:public_id>/withdraw/", approvals.decide, {"verb": "withdraw"}, name="submission-withdraw"),
     path("teams/<slug:slug>/quota/", approvals.quota_change, name="quota-change"),
+    path("fleet/", fleet.fleet, name="fleet"),
     path("fleet/add/", hosts.host_add, name="host-add"),
     path("hosts/<str:name>/", hosts.host, name="host"),
     path("hosts/<str:name>/maintenance/", hosts.host_maintenance, name="host-maintenance"),
