@@ -19,7 +19,7 @@ def keep_partitions(now: datetime) -> tuple[int, int]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT telemetry_make_partitions(%s, %s)", [today - timedelta(days=1), DAYS_AHEAD + 2])
         made = int(cursor.fetchone()[0])
-        cursor.execute("SELECT telemetry_drop_samples_before(%s)", [_first_kept(now, retention.sample_days)])
+        cursor.execute("SELECT telemetry_drop_samples_before(%s)", [_first_kept(now, retention.sample_days).date()])
         dropped = int(cursor.fetchone()[0])
     oldest_minute = now - timedelta(days=retention.minute_days)
     Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE, bucket__lt=oldest_minute)._raw_delete(using="default")

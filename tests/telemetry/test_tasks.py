@@ -1,0 +1,84 @@
+"""The ticks: each does its work over rows, names itself as the schedule does, and may run again at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from config.celery import app
+from telemetry import agent_api, tasks
+from telemetry.ingest import STREAM
+from telemetry.models import Charge, HealthEvent, Retention, Rollup, Sample
+from telemetry.partitions import keep_partitions
+from tests.telemetry.rows import at, batch, hold, workload
+from tests.world import World, build_world, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def living(db: None) -> Iterator[World]:
+    """The world as of two hours ago, for ticks that read the clock."""
+    agent_api.connection().delete(STREAM)
+    agent_api.connection().set(agent_api.NUDGED, "1")
+    yield build_world(timezone.now() - timedelta(hours=2))
+    agent_api.connection().delete(STREAM, agent_api.NUDGED)
+
+
+def partitions() -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'telemetry_sample'::regclass")
+        return {name for (name,) in cursor.fetchall()} - {"telemetry_sample_default"}
+
+
+def test_every_scheduled_tick_of_telemetry_is_a_task_and_the_other_way_round() -> None:
+    scheduled = {entry["task"] for entry in app.conf.beat_schedule.values() if entry["task"].startswith("telemetry.")}
+    assert scheduled == {
+        "telemetry.tasks.ingest_stream", "telemetry.tasks.roll_up", "telemetry.tasks.charge", "telemetry.tasks.partitions",
+        "telemetry.tasks.health", "telemetry.tasks.budgets",
+    }  # fmt: skip
+    assert scheduled <= set(app.tasks)
+
+
+def test_ticks_bring_a_sample_to_a_charge_and_run_again_without_effect(living: World) -> None:
+    unit = units_of(living.hosts["alpha"])[0]
+    start = living.now + timedelta(minutes=10)
+    hold(workload(living, living.vision), unit, start, start + timedelta(minutes=30), end_code="finished")
+    agent_api.accept_batch(living.hosts["alpha"].pk, batch(1, unit, start, 30), timezone.now())
+    for _ in range(2):
+        tasks.keep_partitions()
+        tasks.ingest_stream()
+        tasks.roll_up()
+        tasks.charge()
+        tasks.act_on_health()
+        tasks.watch_budgets()
+    assert Sample.objects.count() == 30
+    assert Rollup.objects.filter(resolution=60, allocation__isnull=False).exists()
+    line = Charge.objects.get(bucket="used", reversal=False)
+    assert line.slot_seconds == 840 * 1800
+    assert line.used_slot_seconds
+    assert not HealthEvent.objects.exists()
+
+
+def test_partitions_reach_ahead_and_old_days_go_by_the_retention(world: World) -> None:
+    assert keep_partitions(at(9))[0] == 5
+    assert partitions() == {f"telemetry_sample_2026030{day}" for day in (1, 2, 3, 4, 5)}
+    assert keep_partitions(at(10)) == (0, 0)
+    Retention.objects.filter(pk=1).update(sample_days=2)
+    made, dropped = keep_partitions(at(9, day=5))
+    assert (made, dropped) == (3, 2)
+    assert min(partitions()) == "telemetry_sample_20260303"
+
+
+def test_old_minutes_go_and_hours_stay(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    for resolution in (60, 3600):
+        Rollup.objects.create(
+            resolution=resolution, bucket=at(9), unit=unit, held_seconds=60, covered_seconds=60, samples=6
+        )
+    keep_partitions(at(9) + timedelta(days=40))
+    assert list(Rollup.objects.values_list("resolution", flat=True)) == [3600]
