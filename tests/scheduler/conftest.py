@@ -17,6 +17,7 @@ from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from scheduler import nudge
+from scheduler.models import Leader
 from tests.world import World, world
 
 __all__ = ["World", "world"]
@@ -71,3 +72,5 @@ def engine_worker(
         nudge.connection().delete(nudge.ENGINE_KEY)
     with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:
         yield process
+    with django_db_blocker.unblock():
+        Leader.objects.all().delete()  # it led on, after the last test had emptied the tables
