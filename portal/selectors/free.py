@@ -72,4 +72,13 @@ def free_now(user: User, now: datetime, card: use.Prices | None = None) -> list[
         for (pool, model, profile), line in sums.items()
     ]
     # Shared pools first; in a pool the dearest model first, whole GPUs before slices.
-    return sorted(lines, key=lambda x: (x.pool.team_id is not None, x.pool.name, -(x.memory_mib if not x.profile else 0), x.model, x.profile))
+    return sorted(
+        lines,
+        key=lambda x: (
+            x.pool.team_id is not None,
+            x.pool.name,
+            -(x.memory_mib if not x.profile else 0),
+            x.model,
+            x.profile,
+        ),
+    )

@@ -69,9 +69,18 @@ def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, 
     lines = Charge.objects.filter(workload__in=workloads).values_list("workload_id").annotate(sum=Sum("charged"))
     sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount in lines}
     held = Allocation.objects.filter(workload__in=workloads).filter(
-        Q(period__upper_inf=True) | Q(unit__gpu__charged__isnull=True) | Q(period__endswith__gt=F("unit__gpu__charged__until"))
+        Q(period__upper_inf=True)
+        | Q(unit__gpu__charged__isnull=True)
+        | Q(period__endswith__gt=F("unit__gpu__charged__until"))
     )
-    columns = ("workload_id", "period", "slots", "unit__gpu__model", "unit__gpu__host__pool_id", "unit__gpu__charged__until")
+    columns = (
+        "workload_id",
+        "period",
+        "slots",
+        "unit__gpu__model",
+        "unit__gpu__host__pool_id",
+        "unit__gpu__charged__until",
+    )
     for workload, period, slots, model, pool, charged_until in held.values_list(*columns):
         start = max(period.lower, charged_until) if charged_until else period.lower
         seconds = int((min(period.upper or now, now) - start).total_seconds())
@@ -85,7 +94,9 @@ def of_workloads(workloads: Collection[int], now: datetime) -> dict[int, Use]:
     """Utilisation of each over the last two hours, from rollups of a minute, in one query."""
     since = (now - BACK).replace(second=0, microsecond=0)
     rows = (
-        Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE, bucket__gte=since, allocation__workload__in=workloads)
+        Rollup.objects.filter(
+            resolution=Rollup.Resolution.MINUTE, bucket__gte=since, allocation__workload__in=workloads
+        )
         .annotate(minute=Trunc("bucket", "minute"))
         .values_list("allocation__workload_id", "minute")
         .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), sm=Sum("sm_active_seconds"))
@@ -125,14 +136,19 @@ def hours_of(workload: int, now: datetime) -> list[tuple[datetime, float | None,
     By minute for the last six hours of it, else by hour.
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
-    resolution = Rollup.Resolution.MINUTE if first is None or now - first < timedelta(hours=6) else Rollup.Resolution.HOUR
+    resolution = (
+        Rollup.Resolution.MINUTE if first is None or now - first < timedelta(hours=6) else Rollup.Resolution.HOUR
+    )
     rows = (
         Rollup.objects.filter(resolution=resolution, allocation__workload=workload)
         .values_list("bucket")
         .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), memory=Max("memory_used_max_mib"))
         .order_by("-bucket")[:1500]
     )
-    found = [(bucket, used / covered if used is not None and covered else None, memory) for bucket, used, covered, memory in rows]
+    found = [
+        (bucket, used / covered if used is not None and covered else None, memory)
+        for bucket, used, covered, memory in rows
+    ]
     return found[::-1]
 
 

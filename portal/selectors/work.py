@@ -81,7 +81,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related("host"):
         found[run.workload_id].run = run
     for allocation in held_by(found):
-        found[allocation.workload_id].held.append(_held(allocation))
+        found[allocation.workload_id].held.append(held_unit(allocation))
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
@@ -102,7 +102,11 @@ def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
 
 def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
     """How many wait in each pool, whoever they belong to: a number tells nothing of anybody."""
-    rows = Workload.objects.filter(pool__in=pools, state=WorkloadState.QUEUED).values_list("pool_id").annotate(n=Count("pk"))
+    rows = (
+        Workload.objects.filter(pool__in=pools, state=WorkloadState.QUEUED)
+        .values_list("pool_id")
+        .annotate(n=Count("pk"))
+    )
     return dict(rows)
 
 
@@ -114,7 +118,9 @@ def own_open(user: User) -> QuerySet[Workload]:
 
 def own_ended(user: User, since: datetime) -> QuerySet[Workload]:
     """A person's work that ended since a moment, the latest first."""
-    mine = policy.visible_workloads(user).filter(owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False)
+    mine = policy.visible_workloads(user).filter(
+        owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False
+    )
     return mine.select_related(*RELATED).order_by("-ended_at", "-pk")
 
 
@@ -129,7 +135,7 @@ def attempts(workload: Workload) -> list[dict[str, object]]:
     held: dict[int, list[Held]] = {}
     rows = Allocation.objects.filter(workload=workload).select_related("unit__gpu__host", "run")
     for allocation in rows.order_by("unit__gpu__host__name", "unit__gpu__index", "slots"):
-        held.setdefault(allocation.run.attempt, []).append(_held(allocation))
+        held.setdefault(allocation.run.attempt, []).append(held_unit(allocation))
     by_number: dict[int, list[Run]] = {}
     for run in runs:
         by_number.setdefault(run.attempt, []).append(run)
@@ -205,7 +211,11 @@ def held_now(teams: Sequence[int], now: datetime) -> dict[tuple[int, int, str], 
 def reservations_ahead(user: User, now: datetime, most: int = 6) -> list[Reservation]:
     """Reservations of the person's teams that are not over, the next first."""
     mine = policy.visible_reservations(user).filter(project__team__in=policy.my_team_ids(user))
-    return list(mine.filter(state__in=PROMISED, end__gt=now).select_related("project__team", "pool").order_by("start", "pk")[:most])
+    return list(
+        mine.filter(state__in=PROMISED, end__gt=now)
+        .select_related("project__team", "pool")
+        .order_by("start", "pk")[:most]
+    )
 
 
 def own_submissions(user: User, most: int = 6) -> list[Submission]:
@@ -231,7 +241,8 @@ def is_notebook(workload: Workload) -> bool:
     return workload.kind == WorkloadKind.NOTEBOOK
 
 
-def _held(allocation: Allocation) -> Held:
+def held_unit(allocation: Allocation) -> Held:
+    """What one allocation holds; its unit, GPU and host are loaded."""
     gpu = allocation.unit.gpu
     return Held(
         host=gpu.host.name,

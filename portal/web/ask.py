@@ -18,7 +18,16 @@ from portal.selectors.work import RELATED
 from portal.services import reservations, workloads
 from portal.web import ask_preview
 from portal.web.access import signed_in, viewer
-from portal.web.ask_forms import KINDS, AskForm, count_values, default_name, first_values, length_values, uuid_of, values_of
+from portal.web.ask_forms import (
+    KINDS,
+    AskForm,
+    count_values,
+    default_name,
+    first_values,
+    length_values,
+    uuid_of,
+    values_of,
+)
 from portal.web.context import organisation_of
 from scheduler.models import Reservation, Workload
 
@@ -60,7 +69,9 @@ def answer(request: HttpRequest, kind: str) -> HttpResponse:
     made = _carry_out(form, user, now) if form.is_valid() else None
     if made is None:
         return _page(request, form, user, now, status=400)
-    request.session[REMEMBERED] = {k: v for k, v in request.POST.items() if k in form.fields and k not in NOT_REMEMBERED}
+    request.session[REMEMBERED] = {
+        k: v for k, v in request.POST.items() if k in form.fields and k not in NOT_REMEMBERED
+    }
     return _after(request, made)
 
 
@@ -77,7 +88,9 @@ def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reserva
 
 def _after(request: HttpRequest, made: Submission | Reservation | Workload) -> HttpResponse:
     if isinstance(made, Submission):
-        messages.info(request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told.")
+        messages.info(
+            request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
+        )
         return redirect("calendar")
     if isinstance(made, Reservation):
         messages.success(request, f"{made.name} is reserved.")

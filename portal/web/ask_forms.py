@@ -61,7 +61,10 @@ class AskForm(VerbForm):
     length = forms.DecimalField(label="For", initial=4, required=False)
     length_unit = forms.ChoiceField(label="Unit", choices=LENGTH_UNITS, initial="hours", required=False)
     why = forms.CharField(
-        label="Why", required=False, widget=forms.Textarea(attrs={"rows": 2}), help_text="Whoever approves it reads this."
+        label="Why",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="Whoever approves it reads this.",
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     type = forms.ChoiceField(label="Workload type", choices=WorkloadType.choices, required=False, initial="training")
@@ -99,7 +102,10 @@ class AskForm(VerbForm):
         fields: dict[str, Any] = self.fields
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["target"].choices = _targets(self.lines, currency)
-        fields["reservation"].choices = [("", "No"), *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items())]
+        fields["reservation"].choices = [
+            ("", "No"),
+            *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
+        ]
 
     # -- checks that are about typing, not about rules --
 
@@ -253,7 +259,11 @@ def values_of(workload: Workload) -> dict[str, Any]:
 
 def count_values(units: int) -> dict[str, Any]:
     """A number of units as the two fields that hold it."""
-    return {"count": str(units), "units_other": None} if str(units) in dict(COUNTS) else {"count": "other", "units_other": units}
+    return (
+        {"count": str(units), "units_other": None}
+        if str(units) in dict(COUNTS)
+        else {"count": "other", "units_other": units}
+    )
 
 
 def length_values(length: timedelta) -> dict[str, Any]:

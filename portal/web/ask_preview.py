@@ -64,7 +64,9 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "needs_approval": answer["needs_approval"] and answer["fits"],
         "warnings": [{"text": text} for text in [*answer["warnings"], *_hours_warning(start, end, arguments["pool"])]],
         "windows": [_window(*window, now) for window in answer["windows"]],
-        "price": _price(answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"),
+        "price": _price(
+            answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"
+        ),
         "quota": _quota(form, arguments["pool"], answer["gpus"], now),
     }
     if not answer["fits"]:
@@ -131,7 +133,9 @@ def _price(answer: dict[str, Any], total: Decimal | None, how: str) -> dict[str,
     known = answer["price_per_hour"] is not None
     return {
         "total": money(total, answer["currency"]),
-        "how": f"{answer['gpus']:g} GPU{'s' if answer['gpus'] != 1 else ''}, {how}" if known else "No price is set for this model.",
+        "how": f"{answer['gpus']:g} GPU{'s' if answer['gpus'] != 1 else ''}, {how}"
+        if known
+        else "No price is set for this model.",
         "known": known,
     }
 
@@ -195,9 +199,19 @@ def same_elsewhere(form: AskForm) -> Same:
         arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]}
     else:
         whole = form.for_job()
-        names = ("hosts", "nvlink", "type", "priority", "preemptible", "max_runtime_seconds", "most_retries", "environment", "command")
+        names = (
+            "hosts",
+            "nvlink",
+            "type",
+            "priority",
+            "preemptible",
+            "max_runtime_seconds",
+            "most_retries",
+            "environment",
+            "command",
+        )
         defaults = {"hosts": 1, "nvlink": False, "most_retries": 0, "environment": {}}
-        arguments |= {name: whole[name] for name in names if defaults.get(name, None) != whole[name]}
+        arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
     verb = {"reservation": "request_reservation", "notebook": "launch_notebook", "job": "submit_job"}[kind]
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
     return Same(wording.cli_line(verb, given), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
@@ -206,7 +220,9 @@ def same_elsewhere(form: AskForm) -> Same:
 # -- the chart ---------------------------------------------------------------------------------------------------------
 
 
-def _chart(pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime) -> dict[str, Any] | None:
+def _chart(
+    pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime
+) -> dict[str, Any] | None:
     """Units that could still be promised, over the range and around it, as rectangles in per cent and pixels."""
     if not model:
         return None
@@ -240,7 +256,11 @@ def _chart(pool: Pool, model: str, profile: str, asked: int, start: datetime, en
 
 def _chart_span(start: datetime, end: datetime, now: datetime) -> tuple[datetime, timedelta]:
     hour = now.replace(minute=0, second=0, microsecond=0)
-    first = hour if start - hour < CHART_SPANS[0] / 2 else start.replace(minute=0, second=0, microsecond=0) - timedelta(hours=12)
+    first = (
+        hour
+        if start - hour < CHART_SPANS[0] / 2
+        else start.replace(minute=0, second=0, microsecond=0) - timedelta(hours=12)
+    )
     first = max(first, hour)
     span = next((span for span in CHART_SPANS if first + span >= end), CHART_SPANS[-1])
     return first, span
@@ -273,7 +293,10 @@ def _labels(bars: list[dict[str, Any]]) -> list[dict[str, Any]]:
     labels = []
     first = 0
     for place in range(1, len(bars) + 1):
-        same = place < len(bars) and (bars[place]["count"], bars[place]["kind"]) == (bars[first]["count"], bars[first]["kind"])
+        same = place < len(bars) and (bars[place]["count"], bars[place]["kind"]) == (
+            bars[first]["count"],
+            bars[first]["kind"],
+        )
         if same:
             continue
         if place - first >= 3:
@@ -304,7 +327,13 @@ def _nights(first: datetime, span: timedelta) -> list[dict[str, str]]:
 
 
 def _ticks(first: datetime, span: timedelta) -> list[dict[str, Any]]:
-    step = timedelta(hours=12) if span <= timedelta(days=2) else timedelta(days=1) if span <= timedelta(days=7) else timedelta(days=7)
+    step = (
+        timedelta(hours=12)
+        if span <= timedelta(days=2)
+        else timedelta(days=1)
+        if span <= timedelta(days=7)
+        else timedelta(days=7)
+    )
     at = timezone.localtime(first).replace(hour=0, minute=0, second=0, microsecond=0)
     ticks = [{"x": "0.000", "text": f"{timezone.localtime(first):%H:%M}", "anchor": ""}]
     while at < first + span:

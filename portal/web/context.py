@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponseBase
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 
 from portal import policy
@@ -124,7 +124,10 @@ def _navigation(request: HttpRequest, user: User, memberships: list[Membership])
         for label, name, icon in entries:
             if name in hidden:
                 continue
-            url = reverse(name)
+            try:
+                url = reverse(name)
+            except NoReverseMatch:
+                continue
             current = here == url or (url != "/" and here.startswith(url))
             items.append({"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current})
         if items:
@@ -161,7 +164,11 @@ def _counts(user: User) -> dict[str, int]:
 
 
 def _who(user: User, memberships: list[Membership]) -> str:
-    roles = [word for flag, word in ((user.operator, "Operator"), (user.finance, "Finance"), (user.auditor, "Auditor")) if flag]
+    roles = [
+        word
+        for flag, word in ((user.operator, "Operator"), (user.finance, "Finance"), (user.auditor, "Auditor"))
+        if flag
+    ]
     teams = [f"{m.team.name}{', lead' if m.role == Membership.Role.LEAD else ''}" for m in memberships]
     return " · ".join(roles + teams) or "In no team yet"
 
@@ -171,8 +178,14 @@ def _simulated(user: User, organisation: Organisation | None) -> str:
     parts = []
     hosts = policy.visible_hosts(user).aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))
     if hosts["simulated"]:
-        which = "All hosts are" if hosts["simulated"] == hosts["all"] else f"{hosts['simulated']} of {hosts['all']} hosts are"
-        parts.append(f"{which} simulated: their GPU readings follow what the processes declare; the processes are real.")
+        which = (
+            "All hosts are"
+            if hosts["simulated"] == hosts["all"]
+            else f"{hosts['simulated']} of {hosts['all']} hosts are"
+        )
+        parts.append(
+            f"{which} simulated: their GPU readings follow what the processes declare; the processes are real."
+        )
     until = organisation.simulated_history_until if organisation else None
     if until is not None:
         local = timezone.localtime(until)
@@ -181,5 +194,3 @@ def _simulated(user: User, organisation: Organisation | None) -> str:
     if isinstance(progress, dict) and progress.get("words"):
         parts.append(str(progress["words"]))
     return " ".join(parts)
-
-

@@ -34,7 +34,9 @@ def home(request: HttpRequest) -> HttpResponse:
         return redirect("first-run")
     user, now = viewer(request), timezone.now()
     context = _context(user, organisation.currency, now)
-    return live.page(request, "work/home.html", "work/home_part.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+    return live.page(
+        request, "work/home.html", "work/home_part.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+    )
 
 
 def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:

@@ -151,14 +151,27 @@ def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, 
     found: list[dict[str, Any]] = []
     if mine and is_notebook(workload) and workload.state in LIVE:
         ready = piece.run is not None and piece.run.ready_at is not None
-        open_it = {"label": "Open", "url": reverse("notebook-open", args=[workload.public_id]), "post": True, "target": "_blank"}
+        open_it = {
+            "label": "Open",
+            "url": reverse("notebook-open", args=[workload.public_id]),
+            "post": True,
+            "target": "_blank",
+        }
         found.append(
             {**open_it, "kind": "primary", "icon": "open", "small": small}
             if ready
             else {"label": "Open", "disabled": "JupyterLab does not answer yet", "small": small}
         )
     if workload.state in LIVE and not workload.stop_requested:
-        found.append({"label": "Extend 1 h", "url": _verb(workload, "extend"), "post": True, "small": small, "fields": {"hours": 1}})
+        found.append(
+            {
+                "label": "Extend 1 h",
+                "url": _verb(workload, "extend"),
+                "post": True,
+                "small": small,
+                "fields": {"hours": 1},
+            }
+        )
     if workload.stop_requested or workload.state == WorkloadState.STOPPING:
         return found
     found.append(_stop(workload, small))
@@ -191,7 +204,8 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
         "position": workload.position,
         "of": piece.waiting if workload.position else None,
         "expected": expected(workload, now),
-        "why": wording.reason(workload.reason_code, workload.reason_numbers, user) or "The engine has not looked at it yet.",
+        "why": wording.reason(workload.reason_code, workload.reason_numbers, user)
+        or "The engine has not looked at it yet.",
         "why_url": reverse("why", args=[workload.public_id]),
     }
 
@@ -212,7 +226,11 @@ def _running(piece: Piece, currency: str, now: datetime) -> dict[str, Any]:
 
 
 def _time_left(piece: Piece, now: datetime) -> dict[str, str]:
-    end = piece.workload.gone_by if piece.workload.state != WorkloadState.RUNNING and piece.workload.gone_by else piece.ends_at
+    end = (
+        piece.workload.gone_by
+        if piece.workload.state != WorkloadState.RUNNING and piece.workload.gone_by
+        else piece.ends_at
+    )
     if end is None:
         return {"label": "Time left", "value": "unknown"}
     local, today = timezone.localtime(end), timezone.localtime(now)
@@ -240,17 +258,28 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
             "warn": True,
             "text": "No busy kernel, no open page and a quiet GPU. It stops soon unless you use it; your files stay.",
             "actions": [
-                {"label": "Keep it 2 h", "url": _verb(workload, "keep"), "post": True, "small": True, "fields": {"hours": 2}}
+                {
+                    "label": "Keep it 2 h",
+                    "url": _verb(workload, "keep"),
+                    "post": True,
+                    "small": True,
+                    "fields": {"hours": 2},
+                }
             ],
         }
     if workload.state == WorkloadState.QUEUED and workload.attempt:
         checkpoint = workload.checkpoint_at
-        return {"text": f"It ran before and goes on from its checkpoint of {wording.moment(checkpoint)}."} if checkpoint else {
-            "text": "It ran before; it starts from the beginning, as no checkpoint was written."
-        }
+        return (
+            {"text": f"It ran before and goes on from its checkpoint of {wording.moment(checkpoint)}."}
+            if checkpoint
+            else {"text": "It ran before; it starts from the beginning, as no checkpoint was written."}
+        )
     end = piece.ends_at
     if workload.state == WorkloadState.RUNNING and end is not None and timedelta(0) < end - now < timedelta(minutes=15):
-        return {"warn": True, "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it."}
+        return {
+            "warn": True,
+            "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it.",
+        }
     return None
 
 

@@ -53,7 +53,9 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
         "kind": "job",
         "may_launch": policy.launchable_projects(user).exists(),
     }
-    return live.page(request, "work/jobs.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+    return live.page(
+        request, "work/jobs.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+    )
 
 
 @signed_in
@@ -71,12 +73,16 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "card": home_cards.card(piece, user, currency, now),
         "steps": home_cards.step_line(piece) if workload.state in home_cards.BEFORE else None,
         "facts": facts_of(piece, user, now),
-        "ended": wording.reason(workload.outcome, workload.outcome_numbers, user) if workload.state == WorkloadState.ENDED else "",
+        "ended": wording.reason(workload.outcome, workload.outcome_numbers, user)
+        if workload.state == WorkloadState.ENDED
+        else "",
         "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
         "tabs": tabs_of(request, workload, piece, now),
         **tab_context(request, workload, piece, user, currency, now),
     }
-    return live.page(request, "work/job.html", "work/job_part.html", context, topics=[f"workload:{workload.public_id}"], now=now)
+    return live.page(
+        request, "work/job.html", "work/job_part.html", context, topics=[f"workload:{workload.public_id}"], now=now
+    )
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -195,7 +201,11 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
         }
         for other in runs
     ]
-    note = f"The last {TAIL_BYTES // 1024} kB; download it for the rest." if end > TAIL_BYTES else f"Attempt {run.attempt} on {run.host.name}"
+    note = (
+        f"The last {TAIL_BYTES // 1024} kB; download it for the rest."
+        if end > TAIL_BYTES
+        else f"Attempt {run.attempt} on {run.host.name}"
+    )
     return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
 
 
@@ -241,7 +251,11 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
     }
     table = {
         "caption": f"Utilisation of {workload.name}",
-        "columns": [{"label": "Time"}, {"label": "Utilisation", "numeric": True}, {"label": "Memory at most, MiB", "numeric": True}],
+        "columns": [
+            {"label": "Time"},
+            {"label": "Utilisation", "numeric": True},
+            {"label": "Memory at most, MiB", "numeric": True},
+        ],
         "rows": [
             [f"{at:%d %b %H:%M}", percent(share), f"{memory:,}" if memory is not None else None]
             for at, (_, share, memory) in zip(moments, readings, strict=True)
@@ -280,8 +294,15 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
     readings = [
         {"label": "So far", "value": money(so_far, currency)},
         {"label": "Of it charged", "value": money(use.rounded(written), currency)},
-        {"label": "Per hour now", "value": money(piece.price_per_hour, currency) if piece.price_per_hour is not None else "–"},
-        {"label": "At most", "value": _most(workload, piece, currency), "small": f"for {duration(workload.max_runtime_seconds)}"},
+        {
+            "label": "Per hour now",
+            "value": money(piece.price_per_hour, currency) if piece.price_per_hour is not None else "–",
+        },
+        {
+            "label": "At most",
+            "value": _most(workload, piece, currency),
+            "small": f"for {duration(workload.max_runtime_seconds)}",
+        },
     ]
     return {"cost_table": table, "cost_readings": readings}
 
@@ -295,7 +316,12 @@ def _most(workload: Workload, piece: Piece, currency: str) -> str:
 def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
     words = {"placed": "Placed", "evicted": "Told to make room", "refused": "Waits"}
     return [
-        {"at": decision.at, "word": words[decision.kind], "text": wording.reason(decision.code, decision.numbers, user), "code": decision.code}
+        {
+            "at": decision.at,
+            "word": words[decision.kind],
+            "text": wording.reason(decision.code, decision.numbers, user),
+            "code": decision.code,
+        }
         for decision in workload.decisions.order_by("-at", "-pk")[:100]
     ]
 
@@ -318,7 +344,9 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
         ("Longest runtime", duration(workload.max_runtime_seconds), ""),
     ]
     if workload.reservation:
-        facts.append(("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id])))
+        facts.append(
+            ("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id]))
+        )
     if workload.most_retries:
         facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
     facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))
@@ -361,7 +389,11 @@ def _may_act(workload: Workload, user: User) -> bool:
 def _time_of(piece: Piece, now: datetime) -> str:
     workload = piece.workload
     if workload.state == WorkloadState.QUEUED:
-        return f"starts {home_cards.expected(workload, now)}" if workload.expected_start else f"waits {duration(now - workload.queued_at)}"
+        return (
+            f"starts {home_cards.expected(workload, now)}"
+            if workload.expected_start
+            else f"waits {duration(now - workload.queued_at)}"
+        )
     if workload.state == WorkloadState.ENDED:
         ran = workload.ended_at - workload.started_at if workload.ended_at and workload.started_at else None
         return f"ran {duration(ran)}" if ran is not None else "did not run"

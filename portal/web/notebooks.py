@@ -51,7 +51,9 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
         "kind": "notebook",
         "may_launch": policy.launchable_projects(user).exists(),
     }
-    return live.page(request, "work/notebooks.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now)
+    return live.page(
+        request, "work/notebooks.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+    )
 
 
 # -- launching ---------------------------------------------------------------------------------------------------------
@@ -62,16 +64,30 @@ class LaunchForm(VerbForm):
     project = forms.ChoiceField(label="Project")
     pool = forms.ChoiceField(label="Pool")
     model = forms.ChoiceField(label="GPU model", required=False)
-    type = forms.ChoiceField(label="Workload type", required=False, help_text="For the statement: what the GPUs were used for.")
-    hours = forms.ChoiceField(label="Longest life", help_text="It stops then, or earlier when it is idle. Its files stay.")
+    type = forms.ChoiceField(
+        label="Workload type", required=False, help_text="For the statement: what the GPUs were used for."
+    )
+    hours = forms.ChoiceField(
+        label="Longest life", help_text="It stops then, or earlier when it is idle. Its files stay."
+    )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     name = forms.CharField(label="Name", required=False, help_text="Empty: named after the template and you.")
 
     SERVICE_FIELDS = {"max_runtime_seconds": "hours", "models": "model", "units": "template", "profile": "template"}
 
-    def __init__(self, *args: Any, user: User, lines: list[free.FreeLine], currency: str, reservations: list[Reservation], **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        user: User,
+        lines: list[free.FreeLine],
+        currency: str,
+        reservations: list[Reservation],
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.templates = {t.slug: t for t in Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name")}
+        self.templates = {
+            t.slug: t for t in Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name")
+        }
         self.projects = {str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")}
         self.pools = {line.pool.slug: line.pool for line in lines}
         self.reservations = {str(r.public_id): r for r in reservations}
@@ -82,9 +98,15 @@ class LaunchForm(VerbForm):
         models = sorted({line.model for line in lines}, reverse=True)
         fields["model"].choices = [("", "Any model"), *((m, gpu_model(m)) for m in models)]
         fields["type"].choices = [("", "As the template says"), *WorkloadType.choices]
-        fields["hours"].choices = [("", "As the template says"), *((str(h), f"{h} hour{'s' if h > 1 else ''}") for h in HOURS)]
+        fields["hours"].choices = [
+            ("", "As the template says"),
+            *((str(h), f"{h} hour{'s' if h > 1 else ''}") for h in HOURS),
+        ]
         fields["hours"].required = False
-        fields["reservation"].choices = [("", "No"), *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items())]
+        fields["reservation"].choices = [
+            ("", "No"),
+            *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
+        ]
 
     def add_error(self, field: str | None, error: Any) -> None:
         """The service names its own arguments; each has its field here."""
@@ -123,7 +145,9 @@ def launch(request: HttpRequest) -> HttpResponse:
         if form.is_valid():
             workload = form.carry_out(verbs.launch_notebook, actor=user, now=now, **form.arguments())
         if workload is not None:
-            request.session[REMEMBERED] = {name: value for name, value in form.data.items() if name in form.fields and name != "name"}
+            request.session[REMEMBERED] = {
+                name: value for name, value in form.data.items() if name in form.fields and name != "name"
+            }
             return redirect(f"{reverse('notebook', args=[workload.public_id])}?open=1")
     else:
         form = LaunchForm(initial=_initial(request, user), **made)
@@ -138,7 +162,12 @@ def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
         initial |= _as_before(user, source)
     if request.GET.get("template"):
         initial["template"] = request.GET["template"]
-    first = Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name").values_list("slug", flat=True).first()
+    first = (
+        Template.objects.filter(kind=WorkloadKind.NOTEBOOK)
+        .order_by("position", "name")
+        .values_list("slug", flat=True)
+        .first()
+    )
     initial.setdefault("template", first)
     return initial
 
@@ -149,7 +178,12 @@ def _as_before(user: User, source: str) -> dict[str, Any]:
         public_id = uuid.UUID(source)
     except ValueError:
         return {}
-    workload = policy.visible_workloads(user).filter(public_id=public_id, kind=WorkloadKind.NOTEBOOK).select_related("pool").first()
+    workload = (
+        policy.visible_workloads(user)
+        .filter(public_id=public_id, kind=WorkloadKind.NOTEBOOK)
+        .select_related("pool")
+        .first()
+    )
     if workload is None:
         return {}
     match = Template.objects.filter(kind=WorkloadKind.NOTEBOOK, units=workload.units, profile=workload.profile).first()
@@ -196,7 +230,8 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "steps": home_cards.step_line(piece) if workload.state != WorkloadState.ENDED else None,
         "ready": _is_ready(piece, user),
         "opens_itself": bool(request.GET.get("open")) and _is_ready(piece, user),
-        "waits_to_open": bool(request.GET.get("open")) and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
+        "waits_to_open": bool(request.GET.get("open"))
+        and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
         "open_url": reverse("notebook-open", args=[workload.public_id]),
         "facts": jobs.facts_of(piece, user, now),
         "ended": _how_it_ended(workload, user),
@@ -205,7 +240,12 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         **jobs.tab_context(request, workload, piece, user, currency, now),
     }
     return live.page(
-        request, "work/notebook.html", "work/notebook_part.html", context, topics=[f"workload:{workload.public_id}", "queue"], now=now
+        request,
+        "work/notebook.html",
+        "work/notebook_part.html",
+        context,
+        topics=[f"workload:{workload.public_id}", "queue"],
+        now=now,
     )
 
 
@@ -234,5 +274,3 @@ def _how_it_ended(workload: Workload, user: User) -> str:
     if workload.state != WorkloadState.ENDED:
         return ""
     return wording.reason(workload.outcome, workload.outcome_numbers, user)
-
-

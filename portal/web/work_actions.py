@@ -23,7 +23,9 @@ MOST_HOURS = 24 * 366
 
 def workload_of(request: HttpRequest, public_id: uuid.UUID) -> Workload:
     """The workload of an address, if the viewer may see it."""
-    return found(policy.visible_workloads(viewer(request)).select_related(*RELATED), "notebook or job", public_id=public_id)
+    return found(
+        policy.visible_workloads(viewer(request)).select_related(*RELATED), "notebook or job", public_id=public_id
+    )
 
 
 @signed_in
@@ -35,8 +37,12 @@ def cancel(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         return _ask_first(request, workload)
     return carry_out(
         request,
-        lambda: verbs.cancel_workload(actor=viewer(request), workload=workload, now=timezone.now(), why=request.POST.get("why", "")),
-        done=f"{workload.name} is being stopped." if workload.started_at else f"{workload.name} was taken out of the queue.",
+        lambda: verbs.cancel_workload(
+            actor=viewer(request), workload=workload, now=timezone.now(), why=request.POST.get("why", "")
+        ),
+        done=f"{workload.name} is being stopped."
+        if workload.started_at
+        else f"{workload.name} was taken out of the queue.",
         to=page_of(workload),
     )
 
@@ -51,7 +57,9 @@ def extend(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         return redirect(back(request, page_of(workload)))
     return carry_out(
         request,
-        lambda: verbs.extend_workload(actor=viewer(request), workload=workload, seconds=hours * 3600, now=timezone.now()),
+        lambda: verbs.extend_workload(
+            actor=viewer(request), workload=workload, seconds=hours * 3600, now=timezone.now()
+        ),
         done=f"{workload.name} may run {hours} h longer.",
         to=page_of(workload),
     )
@@ -96,5 +104,10 @@ def _ask_first(request: HttpRequest, workload: Workload) -> HttpResponse:
         if is_notebook(workload)
         else "What it did since its last checkpoint is lost. Its log and files stay."
     )
-    context = {"title": f"Stop {workload.name}?", "text": loss, "label": "Stop it", "back": back(request, page_of(workload))}
+    context = {
+        "title": f"Stop {workload.name}?",
+        "text": loss,
+        "label": "Stop it",
+        "back": back(request, page_of(workload)),
+    }
     return render(request, "work/question.html", context)

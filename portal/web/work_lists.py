@@ -37,13 +37,21 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "running": ("Running", {"state__in": [WorkloadState.RUNNING, WorkloadState.NOTICE]}),
     "queued": ("Waiting", {"state": WorkloadState.QUEUED}),
     "ended": ("Ended", {"state": WorkloadState.ENDED}),
-    "failed": ("Failed", {"state": WorkloadState.ENDED, "outcome__in": ["failed", "out_of_memory", "gpu_error", "host_lost", "start_failed"]}),
+    "failed": (
+        "Failed",
+        {
+            "state": WorkloadState.ENDED,
+            "outcome__in": ["failed", "out_of_memory", "gpu_error", "host_lost", "start_failed"],
+        },
+    ),
 }
 
 
 class WorkloadFilters(forms.Form):
     find = forms.CharField(required=False, max_length=100, label="Name, person, project or team")
-    state = forms.ChoiceField(required=False, label="State", choices=[("", "Any state"), *((k, v[0]) for k, v in STATES.items())])
+    state = forms.ChoiceField(
+        required=False, label="State", choices=[("", "Any state"), *((k, v[0]) for k, v in STATES.items())]
+    )
     mine = forms.ChoiceField(required=False, label="Whose", choices=[("", "Everybody's"), ("1", "Mine")])
 
     def apply(self, rows: QuerySet[Workload], user: User) -> QuerySet[Workload]:

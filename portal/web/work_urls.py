@@ -2,19 +2,42 @@
 
 from django.urls import path
 
-from portal.web import home, jobs, notebooks, work_actions
+from portal.web import (
+    ask,
+    calendar,
+    calendar_reservations,
+    home,
+    jobs,
+    notebooks,
+    queue,
+    search,
+    styleguide,
+    work_actions,
+)
+from portal.web.access import signed_in
 
 urlpatterns = [
     path("", home.home, name="home"),
+    path("ask/", ask.ask, name="ask"),
+    path("ask/preview/", ask.preview, name="ask-preview"),
+    path("calendar/", calendar.calendar, name="calendar"),
+    path("calendar/feed/<str:token>.ics", calendar.feed, name="calendar-ical"),
     path("notebooks/", notebooks.notebooks, name="notebooks"),
     path("notebooks/launch/", notebooks.launch, name="notebook-launch"),
     path("notebooks/<uuid:public_id>/", notebooks.notebook, name="notebook"),
     path("notebooks/<uuid:public_id>/open/", notebooks.open_notebook, name="notebook-open"),
     path("jobs/", jobs.jobs, name="jobs"),
+    path("jobs/submit/", ask.submit_job, name="job-submit"),
     path("jobs/<uuid:public_id>/", jobs.job, name="job"),
     path("jobs/<uuid:public_id>/log/", jobs.log, name="job-log"),
     path("workloads/<uuid:public_id>/cancel/", work_actions.cancel, name="workload-cancel"),
     path("workloads/<uuid:public_id>/extend/", work_actions.extend, name="workload-extend"),
     path("workloads/<uuid:public_id>/keep/", work_actions.keep, name="workload-keep"),
     path("workloads/<uuid:public_id>/relaunch/", work_actions.relaunch, name="workload-relaunch"),
+    path("workloads/<uuid:public_id>/why/", queue.why, name="why"),
+    path("reservations/<uuid:public_id>/", calendar_reservations.reservation, name="reservation"),
+    path("reservations/<uuid:public_id>/cancel/", calendar_reservations.cancel, name="reservation-cancel"),
+    path("queue/", queue.queue, name="queue"),
+    path("search/", search.search, name="search"),
+    path("styleguide/", signed_in(styleguide.styleguide), name="styleguide"),
 ]

@@ -1,0 +1,337 @@
+"""The calendar as rectangles: places in per cent of the window, heights in pixels (4 px a GPU), so that it needs no script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from portal.selectors.calendar import Booking, HostRow, ModelGroup
+from portal.templatetags.gpupool import duration
+
+PIXELS_PER_GPU = 4
+HOST_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
+MOST_HOSTS = 12  # of a model before the rest is one folded row
+LABEL_SHARE = 0.035  # narrower ones have no room for a word
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """How much is shown, and where its lines and words stand."""
+
+    name: str
+    label: str
+    days: int
+    hours: int  # of the window when days is 0
+    step: timedelta  # of the folded rows
+    snap_minutes: int  # of what is drawn with the pointer
+
+
+ZOOMS = {
+    "hour": Zoom("hour", "Hour", 0, 6, timedelta(minutes=15), 5),
+    "day": Zoom("day", "Day", 1, 24, timedelta(hours=1), 15),
+    "week": Zoom("week", "Week", 7, 0, timedelta(hours=6), 60),
+    "month": Zoom("month", "Month", 28, 0, timedelta(days=1), 180),
+}
+
+
+@dataclass
+class Frame:
+    """One window and its zoom: turns moments into per cent."""
+
+    zoom: Zoom
+    start: datetime
+    end: datetime
+    now: datetime
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def span(self) -> timedelta:
+        return self.end - self.start
+
+    def share(self, moment: datetime) -> float:
+        return min(1.0, max(0.0, (moment - self.start) / self.span))
+
+    @property
+    def now_x(self) -> str | None:
+        return f"{self.share(self.now) * 100:.3f}" if self.start <= self.now < self.end else None
+
+
+def frame(zoom: Zoom, at: datetime, now: datetime) -> Frame:
+    """The window around ``at``: from the full hour, the day, the Monday of its week, or the Monday four weeks long."""
+    local = timezone.localtime(at)
+    if zoom.name == "hour":
+        first = local.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+        made = Frame(zoom, first, first + timedelta(hours=zoom.hours), now)
+    else:
+        first = local.replace(hour=0, minute=0, second=0, microsecond=0)
+        if zoom.name != "day":
+            first -= timedelta(days=first.weekday())
+        first = _midnight(first)
+        made = Frame(zoom, first, _midnight(first + timedelta(days=zoom.days)), now)
+    made.lines = [f"{made.share(line) * 100:.3f}" for line in _lines(made)][1:]
+    return made
+
+
+def _midnight(moment: datetime) -> datetime:
+    """The wall clock's midnight of that day, also where the clocks change between."""
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0)
+
+
+def _lines(made: Frame) -> list[datetime]:
+    step = (
+        timedelta(hours=1)
+        if made.zoom.name == "hour"
+        else timedelta(hours=6)
+        if made.zoom.name == "day"
+        else timedelta(days=1)
+    )
+    found, at = [], made.start
+    while at < made.end:
+        found.append(at)
+        at += step
+    return found
+
+
+def axis(made: Frame) -> list[dict[str, Any]]:
+    """Words over the columns: days above, hours below."""
+    words: list[dict[str, Any]] = []
+    today = timezone.localtime(made.now).date()
+    if made.zoom.name in ("hour", "day"):
+        day = timezone.localtime(made.start)
+        words.append(
+            {
+                "x": "0.000",
+                "y": 14,
+                "dx": 6,
+                "text": f"{day:%A} {day.day} {day:%B}",
+                "kind": "v" if day.date() == today else "l",
+            }
+        )
+        step = timedelta(hours=1) if made.zoom.name == "hour" else timedelta(hours=3)
+        at = made.start + step
+        while at < made.end:
+            words.append(
+                {
+                    "x": f"{made.share(at) * 100:.3f}",
+                    "y": 30,
+                    "dx": 0,
+                    "text": f"{timezone.localtime(at):%H:%M}",
+                    "kind": "anchor-middle",
+                }
+            )
+            at += step
+        return words
+    at = made.start
+    while at < made.end:
+        local = timezone.localtime(at + timedelta(hours=3))
+        kind = "v" if local.date() == today else "l"
+        text = f"{local:%a} {local.day} {local:%b}" if made.zoom.name == "week" else f"{local.day}"
+        if made.zoom.name == "month" and local.weekday() == 0:
+            text = f"{local.day} {local:%b}"
+        words.append(
+            {
+                "x": f"{made.share(at) * 100:.3f}",
+                "y": 14,
+                "dx": 6 if made.zoom.name == "week" else 3,
+                "text": text,
+                "kind": kind,
+            }
+        )
+        if made.zoom.name == "week":
+            for hour in (6, 12, 18):
+                words.append(
+                    {
+                        "x": f"{made.share(at + timedelta(hours=hour)) * 100:.3f}",
+                        "y": 30,
+                        "dx": 0,
+                        "text": hour,
+                        "kind": "anchor-middle",
+                    }
+                )
+        at += timedelta(days=1)
+    return words
+
+
+def rows(groups: list[ModelGroup], made: Frame, opened: set[str], address: Any) -> list[dict[str, Any]]:
+    """Every row to draw. ``opened`` are the keys of unfolded models; ``address(key)`` is the link that folds or unfolds one."""
+    drawn: list[dict[str, Any]] = []
+    pools = {group.pool.pk for group in groups}
+    for group in groups:
+        is_open = group.key in opened
+        drawn.append(_model_row(group, made, is_open, address(group.key), len(pools) > 1))
+        if not is_open:
+            continue
+        drawn += _promise_rows(group, made)
+        whole = f"{group.key}|all"
+        shown = group.hosts if whole in opened or len(group.hosts) <= MOST_HOSTS + 1 else group.hosts[:MOST_HOSTS]
+        drawn += [_host_row(group, host, made) for host in shown]
+        rest = group.hosts[len(shown) :]
+        if rest:
+            drawn.append(_folded_row(rest, made, address(whole)))
+    return drawn
+
+
+def _model_row(group: ModelGroup, made: Frame, is_open: bool, url: str, with_pool: bool) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "title": group.model.replace("-", " ") + (f", {group.pool.name}" if with_pool else ""),
+        "count": group.gpus,
+        "url": url,
+        "is_open": is_open,
+        "height": MODEL_HEIGHT,
+        "target": f"{group.pool.slug}|{group.model}|",
+        "most": group.gpus,
+        "totals": _totals(group.bookings, group.gpus, made, MODEL_HEIGHT - 1, 5),
+        "top": 5,
+    }
+
+
+def _folded_row(hosts: list[HostRow], made: Frame, url: str) -> dict[str, Any]:
+    gpus = sum(host.gpus for host in hosts)
+    bookings = [booking for host in hosts for booking in host.bookings]
+    title = hosts[0].name if len(hosts) == 1 else f"{hosts[0].name} to {hosts[-1].name}"
+    return {
+        "kind": "fold",
+        "title": title,
+        "count": gpus,
+        "url": url,
+        "height": FOLD_HEIGHT,
+        "totals": _totals(bookings, gpus, made, FOLD_HEIGHT - 1, 5),
+        "top": 5,
+    }
+
+
+def _totals(bookings: list[Booking], gpus: int, made: Frame, base: int, top: int) -> list[dict[str, Any]]:
+    """GPUs taken on average in each step: what is or was held below what is promised."""
+    steps = max(1, round(made.span / made.zoom.step))
+    held, promised = [0.0] * steps, [0.0] * steps
+    for booking in bookings:
+        if booking.state == "pending":
+            continue
+        first, last = made.share(booking.start) * steps, made.share(booking.end) * steps
+        for step in range(int(first), min(steps, int(last) + 1)):
+            part = max(0.0, min(last, step + 1) - max(first, step)) * booking.gpus
+            future = booking.state == "reserved" or made.start + (step + 0.5) * (made.span / steps) > made.now
+            (promised if future else held)[step] += part
+    drawn = []
+    scale = (base - top) / max(1, gpus)
+    for step in range(steps):
+        for kind, amount in (("total-running", held[step]), ("total-reserved", promised[step])):
+            height = round(min(amount, gpus) * scale, 1)
+            if height >= 0.5:
+                x = f"{step * 100 / steps:.3f}"
+                drawn.append(
+                    {
+                        "kind": kind,
+                        "x": x,
+                        "width": f"{100 / steps + 0.01:.3f}",
+                        "y": round(base - height, 1),
+                        "height": height,
+                    }
+                )
+    return drawn
+
+
+def _promise_rows(group: ModelGroup, made: Frame) -> list[dict[str, Any]]:
+    """Promises hold no GPU yet: they lie in rows of their own, as high as eight GPUs, one beside the other."""
+    if not group.promises:
+        return []
+    lanes: list[tuple[list[Booking], int]] = []
+    for booking in group.promises:
+        for bookings, _ in lanes:
+            if all(other.end <= booking.start or other.start >= booking.end for other in bookings):
+                bookings.append(booking)
+                break
+        else:
+            lanes.append(([booking], 0))
+    return [
+        {
+            "kind": "promise",
+            "title": "Promised" if place == 0 else "",
+            "height": HOST_HEIGHT,
+            "bookings": [
+                _drawn(b, made, 0.5, min(HOST_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_GPU - 1))) for b in bookings
+            ],
+            "target": f"{group.pool.slug}|{group.model}|",
+            "most": group.gpus,
+        }
+        for place, (bookings, _) in enumerate(lanes)
+    ]
+
+
+def _host_row(group: ModelGroup, host: HostRow, made: Frame) -> dict[str, Any]:
+    """Bookings stacked by what each takes; one as high as its GPUs are many."""
+    per_gpu = HOST_HEIGHT / max(1, host.gpus)
+    placed: list[tuple[Booking, float]] = []
+    for booking in host.bookings:
+        taken = [
+            (y, y + other.gpus * per_gpu)
+            for other, y in placed
+            if other.start < booking.end and other.end > booking.start
+        ]
+        placed.append((booking, _first_gap(taken, booking.gpus * per_gpu, HOST_HEIGHT)))
+    return {
+        "kind": "host",
+        "title": host.name,
+        "height": HOST_HEIGHT,
+        "gpus": host.gpus,
+        "bookings": [
+            _drawn(b, made, y + 0.5, max(2.0, b.gpus * per_gpu - 1))
+            for b, y in placed
+            if b.end > made.start and b.start < made.end
+        ],
+        "maintenance": [_maintenance(start, end, reason, made) for start, end, reason in host.maintenance],
+        "target": f"{group.pool.slug}|{group.model}|",
+        "most": host.gpus,
+    }
+
+
+def _first_gap(taken: list[tuple[float, float]], height: float, room: float) -> float:
+    y = 0.0
+    for top, bottom in sorted(taken):
+        if top - y >= height - 0.01:
+            return y
+        y = max(y, bottom)
+    return min(y, max(0.0, room - height))
+
+
+def _drawn(booking: Booking, made: Frame, y: float, height: float) -> dict[str, Any]:
+    left, right = made.share(booking.start), made.share(booking.end)
+    width = max(right - left, 0.002)
+    words = booking.name if booking.named else booking.team.name
+    return {
+        "booking": booking,
+        "x": f"{left * 100:.3f}",
+        "width": f"{width * 100:.3f}",
+        "y": round(y, 1),
+        "height": round(height, 1),
+        "text_y": round(min(height / 2 + 4, 11.5) if height < 20 else height / 2 + 4, 1),
+        "tag": booking.team.tag if height >= 7 and width > LABEL_SHARE / 2 else "",
+        "words": f"{words} · {booking.gpus:g}" if height >= 10 and width > LABEL_SHARE else "",
+        "small": height < 13,
+        "title": title(booking),
+    }
+
+
+def title(booking: Booking) -> str:
+    """What a booking is, in one line: for its tooltip and for those who don't see it."""
+    start, end = timezone.localtime(booking.start), timezone.localtime(booking.end)
+    what = booking.name if booking.named else "taken"
+    states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
+    until = "at the latest " if booking.open_end else ""
+    return (
+        f"{booking.team.name}: {what}, {booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}"
+        f"{' on ' + booking.host if booking.host else ''}, {start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}, {states[booking.state]}"
+    )
+
+
+def _maintenance(start: datetime, end: datetime, reason: str, made: Frame) -> dict[str, str]:
+    left, right = made.share(start), made.share(end)
+    return {
+        "x": f"{left * 100:.3f}",
+        "width": f"{(right - left) * 100:.3f}",
+        "title": f"Maintenance for {duration(end - start)}: {reason}",
+    }

@@ -1,0 +1,270 @@
+"""The queue: what waits and runs that one may see, why it waits, and why others go first."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import wording
+from portal.models import User
+from portal.selectors import queue as reads
+from portal.selectors.work import filtered_by_words
+from portal.templatetags.gpupool import duration, gpu_model, grouped
+from portal.web import home_cards, live
+from portal.web.access import signed_in, viewer
+from portal.web.ask_forms import uuid_of
+from portal.web.work_actions import workload_of
+from portal.web.work_lists import csv_answer, page_of
+from scheduler.core.explain import Alternative
+from scheduler.core.model import WHOLE
+from scheduler.models import Workload, WorkloadKind
+from scheduler.states import WorkloadState
+
+# Short words for the filter; the sentences with their numbers stand in the rows.
+CODE_WORDS = {
+    "waits_for_units": "Waits for GPUs",
+    "waits_for_eviction": "Room is being made",
+    "behind_others": "Behind others",
+    "over_quota": "Over quota",
+    "over_user_cap": "Over the person's limit",
+    "budget_closed": "Budget used up",
+    "held_for_reservation": "Held for a reservation",
+    "held_for_maintenance": "Held for maintenance",
+    "reservation_not_started": "Reservation has not begun",
+}
+
+
+class QueueFilters(forms.Form):
+    model = forms.ChoiceField(required=False, label="Model")
+    kind = forms.ChoiceField(required=False, label="Kind", choices=[("", "Any kind"), *WorkloadKind.choices])
+    reason = forms.ChoiceField(required=False, label="Reason")
+    find = forms.CharField(required=False, max_length=100, label="Workload, person or team")
+    show = forms.CharField(required=False, widget=forms.HiddenInput)
+    whose = forms.CharField(required=False, widget=forms.HiddenInput)
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        fields["model"].choices = [("", "Any model"), *((m, gpu_model(m)) for m in reads.models_in_use(user))]
+        fields["reason"].choices = [
+            ("", "Any reason"),
+            *((code, _code_word(code)) for code in reads.reason_codes(user)),
+        ]
+
+    def apply(self, rows: Any, user: User) -> Any:
+        """``rows`` that the filters let through."""
+        self.is_valid()
+        chosen = self.cleaned_data
+        if chosen.get("model"):
+            rows = rows.filter(models_wanted__contains=[chosen["model"]])
+        if chosen.get("kind"):
+            rows = rows.filter(kind=chosen["kind"])
+        if chosen.get("reason"):
+            rows = rows.filter(reason_code=chosen["reason"])
+        if chosen.get("find"):
+            rows = filtered_by_words(rows, chosen["find"])
+        if chosen.get("whose") == "team":
+            rows = rows.filter(project__team__memberships__user=user)
+        elif chosen.get("whose") == "mine":
+            rows = rows.filter(owner=user)
+        return rows
+
+
+@signed_in
+def queue(request: HttpRequest) -> HttpResponseBase:
+    """``?show=running`` for what runs; ``?open=`` unfolds one row; filters, pages and CSV as in every list."""
+    user, now = viewer(request), timezone.now()
+    shows_running = request.GET.get("show") == "running"
+    filters = QueueFilters(request.GET, user=user)
+    rows = filters.apply(reads.running(user) if shows_running else reads.waiting(user), user)
+    if request.GET.get("format") == "csv":
+        return _csv(rows, user, now)
+    page = page_of(request, rows)
+    totals = reads.totals(user)
+    states = reads.RUNS if shows_running else [WorkloadState.QUEUED.value]
+    opened = uuid_of(request.GET.get("open", ""))
+    drawn = [_row(request, workload, user, now, workload.public_id == opened) for workload in page.object_list]
+    context = {
+        "filters": filters,
+        "page": page,
+        "rows": drawn,
+        "totals": totals,
+        "counts": _words(totals),
+        "shows_running": shows_running,
+        "shows": [
+            {"label": f"Waiting {totals.waiting}", "url": _with(request, show=None), "current": not shows_running},
+            {"label": f"Running {totals.running}", "url": _with(request, show="running"), "current": shows_running},
+        ],
+        "whose": _whose(request, reads.whose_counts(user, states)),
+        "several_pools": len({workload.pool_id for workload in page.object_list}) > 1,
+        "filtered": any(request.GET.get(name) for name in ("model", "kind", "reason", "find", "whose")),
+    }
+    return live.page(request, "work/queue.html", "work/queue_part.html", context, topics=["queue"], now=now)
+
+
+@signed_in
+def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """Why this one waits: what blocks it, what would start sooner, and how the teams of its pool stand."""
+    user, now = viewer(request), timezone.now()
+    workload = workload_of(request, public_id)
+    context = {
+        "workload": workload,
+        "url": home_cards.page_of(workload),
+        "asked": home_cards.asked(workload),
+        "is_waiting": workload.state == WorkloadState.QUEUED,
+        "expected": home_cards.expected(workload, now),
+        "reason": wording.reason(workload.reason_code, workload.reason_numbers, user),
+        "detail": detail(workload, user, now),
+    }
+    return live.page(
+        request,
+        "work/why.html",
+        "work/why_part.html",
+        context,
+        topics=[f"workload:{workload.public_id}", "queue"],
+        now=now,
+    )
+
+
+def detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
+    """The three columns below a row: blockers, what would start sooner, fairness."""
+    found = reads.why(workload, user, now)
+    return {
+        "blockers": [_blocker(blocker, user, now) for blocker in found.blockers],
+        "sooner": [_alternative(workload, other, now) for other in found.sooner],
+        "fairness": [
+            {
+                **row,
+                "guaranteed": f"{row['guaranteed']:g}",
+                "held": f"{row['held']:g}",
+                "borrowed": f"{row['borrowed']:g}",
+                "waiting": f"{row['waiting']:g}",
+                "gpu_hours": grouped(row["gpu_hours"]),
+                "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            }
+            for row in found.fairness
+        ],
+        "half_life": duration(workload.pool.half_life_seconds),
+    }
+
+
+def _row(request: HttpRequest, workload: Workload, user: User, now: datetime, is_open: bool) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "url": home_cards.page_of(workload),
+        "toggle": _with(request, open=None if is_open else str(workload.public_id), page=request.GET.get("page"))
+        + f"#row-{workload.public_id}",
+        "is_open": is_open,
+        "mine": workload.owner_id == user.pk,
+        "asked": home_cards.asked(workload),
+        "expected": home_cards.expected(workload, now),
+        "unknown": workload.expected_start is None,
+        "waits": duration(now - workload.queued_at),
+        "reason": wording.reason(workload.reason_code, workload.reason_numbers, user) or "Not looked at yet.",
+        "state": home_cards.shown_state(workload),
+        "detail": detail(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
+    }
+
+
+def _blocker(blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any]:
+    workload = blocker.workload
+    until = ""
+    if blocker.state == WorkloadState.QUEUED:
+        until = f"goes before, at position {workload.position}" if workload and workload.position else "goes before"
+    elif blocker.ends_at is not None:
+        local = timezone.localtime(blocker.ends_at)
+        today = local.date() == timezone.localtime(now).date()
+        until = f"runs until {local:%H:%M}" if today else f"runs until {local:%a} {local.day} {local:%b %H:%M}"
+        until += " at the latest"
+    return {
+        "name": workload.name if workload else "Work of another team",
+        "url": home_cards.page_of(workload) if workload else "",
+        "team": blocker.team,
+        "where": ", ".join(
+            part
+            for part in (home_cards.holds(blocker.held), home_cards.where(blocker.held) if workload else "")
+            if part
+        ),
+        "until": until,
+    }
+
+
+def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[str, Any]:
+    ask = other.ask
+    models = " or ".join(gpu_model(model) for model in ask.models) or "any GPU"
+    unit = models if ask.profile == WHOLE else f"{ask.profile} of {models}"
+    label = f"{ask.hosts} hosts × {ask.units} {unit}" if ask.hosts > 1 else f"{ask.units} × {unit}"
+    starts = "now"
+    if not other.starts_now and other.expected_start is not None:
+        local = timezone.localtime(datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone()))
+        starts = (
+            f"{local:%H:%M}"
+            if local.date() == timezone.localtime(now).date()
+            else f"{local:%a} {local.day} {local:%b %H:%M}"
+        )
+    model = ask.models[0] if ask.models else ""
+    target = f"{workload.pool.slug}%7C{model}%7C{ask.profile}"
+    page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&units={ask.units}&target={target}"
+    return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
+
+
+def _words(totals: reads.Totals) -> str:
+    if not totals.waiting:
+        return f"Nothing waits; {totals.running} run."
+    return f"{totals.waiting} waiting for {totals.gpus_wanted} units; {totals.running} run."
+
+
+def _whose(request: HttpRequest, counts: dict[str, int]) -> list[dict[str, Any]]:
+    current = request.GET.get("whose", "")
+    choices = (("", f"All {counts['all']}"), ("team", f"My teams {counts['team']}"), ("mine", f"Mine {counts['mine']}"))
+    return [
+        {"label": label, "url": _with(request, whose=key or None), "current": current == key} for key, label in choices
+    ]
+
+
+def _with(request: HttpRequest, **changes: str | None) -> str:
+    query = request.GET.copy()
+    for name in ("part", "version", "page"):
+        query.pop(name, None)
+    for name, value in changes.items():
+        query.pop(name, None)
+        if value:
+            query[name] = value
+    text = query.urlencode()
+    return f"{request.path}?{text}" if text else request.path
+
+
+def _code_word(code: str) -> str:
+    return CODE_WORDS.get(code, code.replace("_", " ").capitalize())
+
+
+def _csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
+    head = [
+        "id",
+        "position",
+        "name",
+        "kind",
+        "team",
+        "owner",
+        "pool",
+        "ask",
+        "state",
+        "queued",
+        "expected_start",
+        "reason_code",
+        "reason",
+    ]
+    cells = (
+        [
+            w.public_id, w.position, w.name, w.kind, w.project.team.name, w.owner.get_username(), w.pool.name, home_cards.asked(w),
+            w.state, w.queued_at, w.expected_start, w.reason_code, wording.reason(w.reason_code, w.reason_numbers, None),
+        ]
+        for w in rows[:50_000].iterator(chunk_size=1000)
+    )  # fmt: skip
+    return csv_answer("queue", head, cells, now)
