@@ -1,0 +1,168 @@
+"""Fleet, hosts and approvals: who sees them, and that what they show and do is so."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import Submission, User
+from portal.services import approvals, reservations
+from scheduler.models import Host, MaintenanceWindow, Quota, Reservation
+from scheduler.states import AdminState
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.mark.parametrize("query", ["", "?colour=temperature", "?colour=owner", "?colour=health", "?show=table", "?pool=shared", "?colour=nonsense"])
+def test_the_fleet_shows_every_host_however_it_is_coloured(world: World, query: str) -> None:
+    page = signed_in(world.operator).get(reverse("fleet") + query)
+    assert page.status_code == 200
+    for name in ("alpha", "beta", "gamma"):
+        assert reverse("host", args=[name]) in page.content.decode()
+
+
+def test_a_stranger_does_not_see_the_hosts_of_another_teams_pool(world: World) -> None:
+    assert "delta" in signed_in(world.vision.member).get(reverse("fleet")).content.decode()
+    assert "delta" not in signed_in(world.language.member).get(reverse("fleet")).content.decode()
+    assert signed_in(world.language.member).get(reverse("host", args=["delta"])).status_code == 404
+
+
+def test_a_fleet_without_telemetry_says_so(world: World) -> None:
+    page = signed_in(world.operator).get(reverse("fleet")).content.decode()
+    assert "no telemetry from 8 of 8 GPUs" in page
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
+def test_only_an_operator_changes_a_host(world: World, who: str) -> None:
+    client = signed_in(world.people[who])
+    for verb in ("cordon", "drain", "maintenance"):
+        assert client.get(reverse(f"host-{verb}", args=["alpha"])).status_code == 403
+        assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "mine"}).status_code == 403
+    assert Host.objects.get(name="alpha").admin_state == AdminState.IN_SERVICE
+
+
+def test_a_host_is_cordoned_drained_and_returned_after_its_effect_was_shown(world: World) -> None:
+    client = signed_in(world.operator)
+    assert "What it touches" in client.get(reverse("host-drain", args=["alpha"])).content.decode()
+    for verb, state in (("cordon", "cordoned"), ("drain", "draining"), ("return", "in_service")):
+        assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "new fans"}).status_code == 302
+        assert Host.objects.get(name="alpha").admin_state == state
+    assert client.get(reverse("host", args=["alpha"])).status_code == 200
+
+
+def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_refused(world: World) -> None:
+    client = signed_in(world.operator)
+    bad = {"start": "2126-05-02T10:00", "end": "2126-05-02T09:00", "why": "fans"}
+    assert client.post(reverse("host-maintenance", args=["alpha"]), bad).status_code == 400
+    assert client.post(reverse("host-maintenance", args=["alpha"]), bad | {"end": "2126-05-02T12:00"}).status_code == 302
+    assert MaintenanceWindow.objects.get().host.name == "alpha"
+
+
+def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
+    client = signed_in(world.operator)
+    page = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"})
+    assert page.status_code == 200
+    assert "--join-token" in page.content.decode()
+    assert Host.objects.get(name="gpu-09").labels == {"rack": "r7", "site": "north"}
+    again = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
+    assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
+
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
+
+
+def large_reservation(world: World) -> Submission:
+    start = world.now + timedelta(days=400)
+    made = reservations.request_reservation(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sprint", units=8,
+        models=[H100], start=start, end=start + timedelta(hours=4), now=start - timedelta(days=2), why="A deadline",
+    )  # fmt: skip
+    assert isinstance(made, Submission)
+    return made
+
+
+def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(world: World) -> None:
+    lead, operator = signed_in(world.language.lead), signed_in(world.operator)
+    asked = {"pool": "shared", "model": H100, "guaranteed_gpus": 6, "borrow_limit_gpus": "", "why": "New model"}
+    assert lead.post(reverse("quota-change", args=["language"]), asked).status_code == 302
+    row = Submission.objects.get()
+    page = operator.get(reverse("approvals")).content.decode()
+    assert "Guaranteed now" in page and "New model" in page
+    decision = {"guaranteed_gpus": 5, "borrow_limit_gpus": "", "comment": "Five for now"}
+    assert operator.post(reverse("submission-approve", args=[row.public_id]), decision).status_code == 302
+    quota = Quota.objects.get(team=world.language.team, pool=world.shared, model=H100)
+    assert quota.guaranteed_slots == 5 * 840
+    row.refresh_from_db()
+    assert row.approval.changed_payload["guaranteed_gpus"] == 5
+    assert "Five for now" in lead.get(reverse("submission", args=[row.public_id])).content.decode()
+
+
+def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(world: World) -> None:
+    row = approvals.request_quota_change(
+        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=14, now=world.now
+    )
+    response = signed_in(world.operator).post(
+        reverse("submission-approve", args=[row.public_id]), {"guaranteed_gpus": 14, "borrow_limit_gpus": "", "comment": ""}
+    )
+    assert response.status_code == 400
+    row.refresh_from_db()
+    assert row.state == "waiting"
+
+
+def test_declining_needs_a_reason(world: World) -> None:
+    row = approvals.request_quota_change(
+        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=5, now=world.now
+    )
+    operator = signed_in(world.operator)
+    url = reverse("submission-decline", args=[row.public_id])
+    values = {"guaranteed_gpus": 5, "borrow_limit_gpus": ""}
+    assert operator.post(url, values | {"comment": ""}).status_code == 400
+    assert operator.post(url, values | {"comment": "Not this month"}).status_code == 302
+    row.refresh_from_db()
+    assert row.state == "declined"
+
+
+def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: World) -> None:
+    row = approvals.request_quota_change(
+        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=5, now=world.now
+    )
+    stranger = signed_in(world.vision.member)
+    assert stranger.get(reverse("submission", args=[row.public_id])).status_code == 404
+    assert stranger.post(reverse("submission-approve", args=[row.public_id]), {}).status_code == 404
+    lead = signed_in(world.language.lead)
+    approve = {"guaranteed_gpus": 5, "borrow_limit_gpus": "", "comment": ""}
+    assert lead.post(reverse("submission-approve", args=[row.public_id]), approve).status_code == 403
+    assert lead.post(reverse("submission-withdraw", args=[row.public_id])).status_code == 302
+    row.refresh_from_db()
+    assert row.state == "withdrawn"
+
+
+def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) -> None:
+    rows = [
+        approvals.request_quota_change(
+            actor=team.lead, team=team.team, pool=world.shared, model=H100, guaranteed_gpus=count, now=world.now
+        )
+        for team, count in ((world.language, 5), (world.robotics, 16))
+    ]
+    page = signed_in(world.operator).post(
+        reverse("submissions-decide"), {"verb": "approve", "submission": [str(row.public_id) for row in rows]}, follow=True
+    )
+    assert "1 approved" in page.content.decode() and "still waits" in page.content.decode()
+    assert [Submission.objects.get(pk=row.pk).state for row in rows] == ["approved", "waiting"]
+
+
+def test_a_large_reservation_is_seen_with_its_effect_before_it_is_approved(world: World) -> None:
+    row = large_reservation(world)
+    page = signed_in(world.operator).get(reverse("submission", args=[row.public_id])).content.decode()
+    assert "Effect on others" in page and "A deadline" in page
+    assert not Reservation.objects.exists()
