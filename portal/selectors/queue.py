@@ -136,7 +136,7 @@ def sooner(workload: Workload, now: datetime) -> list[Alternative]:
 
 
 def fairness(pool: Pool, workload: Workload, user: User, now: datetime) -> list[dict[str, Any]]:
-    """One row per team of the pool in GPUs and GPU-hours, the least used first. Sums of teams are no secret among those who share."""
+    """One row per team of the pool, in GPUs and GPU-hours, the least used first. Those who share a pool may know its sums."""
     rows: list[FairnessRow] = engine.fairness(pool, now)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
     drawn = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
+from django.db.models import Case, IntegerField, Q, Value, When
 
 from portal import policy
 from portal.models import User
@@ -29,18 +29,17 @@ def search(user: User, words: str) -> Found:
     if len(words) < SHORTEST:
         return Found([], [], [], [])
     workloads = filtered_by_words(policy.visible_workloads(user), words).select_related("project__team", "pool")
+    hosts = policy.visible_hosts(user).select_related("pool")
     alive = Case(When(state=WorkloadState.ENDED, then=Value(1)), default=Value(0), output_field=IntegerField())
     return Found(
         workloads=list(workloads.order_by(alive, "-submitted_at", "-pk")[:MOST]),
-        reservations=list(_named(policy.visible_reservations(user), words).order_by("-start", "-pk")[:MOST]),
-        hosts=list(_named(policy.visible_hosts(user).select_related("pool"), words).order_by("name")[:MOST]),
+        reservations=list(
+            policy.visible_reservations(user).filter(name__icontains=words).order_by("-start", "-pk")[:MOST]
+        ),
+        hosts=list(hosts.filter(name__icontains=words).order_by("name")[:MOST]),
         teams=list(
             policy.visible_teams(user)
             .filter(Q(name__icontains=words) | Q(slug__icontains=words))
             .order_by("name")[:MOST]
         ),
     )
-
-
-def _named(rows: QuerySet[Reservation] | QuerySet[Host], words: str) -> QuerySet[Reservation] | QuerySet[Host]:
-    return rows.filter(name__icontains=words)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 from django.db.models import F, Max, Min, Q, Sum
 from django.db.models.functions import Trunc
@@ -163,7 +164,7 @@ def spent_by_teams(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
     return {team: rounded(Decimal(amount)) for team, amount in rows}
 
 
-def charges_of(workload: int) -> list[dict[str, object]]:
+def charges_of(workload: int) -> list[dict[str, Any]]:
     """A workload's charge lines by day and bucket."""
     rows = (
         Charge.objects.filter(workload=workload)

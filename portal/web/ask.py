@@ -186,10 +186,11 @@ def _moment(text: str) -> datetime | None:
 def _with_fix(posted: QueryDict) -> QueryDict:
     """What was typed, with the one thing changed that a button of the preview stands for."""
     changed = posted.copy()
-    if posted.get("use_start"):
-        changed["start"] = posted["use_start"]
-    if posted.get("use_units", "").isdigit():
-        for name, value in count_values(int(posted["use_units"][:6])).items():
+    start, units = posted.get("use_start", ""), posted.get("use_units", "")
+    if start:
+        changed["start"] = str(start)
+    if str(units).isdigit():
+        for name, value in count_values(int(str(units)[:6])).items():
             changed[name] = "" if value is None else str(value)
     return changed
 

@@ -1,4 +1,4 @@
-"""The form that asks for GPUs: a notebook, a job or a reservation. Every field keeps what was typed; the rules are the services'."""
+"""The form that asks for GPUs: a notebook, a job or a reservation. Fields keep what was typed; the rules are the services'."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AskForm(VerbForm):
     name = forms.CharField(label="Name", required=False, max_length=200)
     project = forms.ChoiceField(label="Project")
     target = forms.ChoiceField(label="GPU", widget=forms.RadioSelect)
-    count = forms.ChoiceField(label="GPUs", choices=COUNTS, widget=forms.RadioSelect, initial="1", required=False)
+    count = forms.ChoiceField(label="GPUs", choices=COUNTS, widget=forms.RadioSelect, initial="1")
     units_other = forms.IntegerField(label="How many", required=False)
     hosts = forms.IntegerField(label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them.")
     nvlink = forms.BooleanField(label="Within one NVLink group", required=False)
@@ -56,10 +56,21 @@ class AskForm(VerbForm):
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 300}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
-        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00."},
+        error_messages={
+            "invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00.",
+            "required": "Start is empty; allowed: a date and time from now on.",
+        },
     )
-    length = forms.DecimalField(label="For", initial=4, required=False)
-    length_unit = forms.ChoiceField(label="Unit", choices=LENGTH_UNITS, initial="hours", required=False)
+    length = forms.DecimalField(
+        label="For", initial=4, required=False, widget=forms.NumberInput(attrs={"class": "input number", "step": "any"})
+    )
+    length_unit = forms.ChoiceField(
+        label="Unit",
+        choices=LENGTH_UNITS,
+        initial="hours",
+        required=False,
+        widget=forms.Select(attrs={"class": "input auto", "aria-label": "Unit of the length"}),
+    )
     why = forms.CharField(
         label="Why",
         required=False,
@@ -71,7 +82,7 @@ class AskForm(VerbForm):
     command = forms.CharField(
         label="Command",
         required=False,
-        widget=forms.Textarea(attrs={"rows": 5, "class": "code", "spellcheck": "false"}),
+        widget=forms.Textarea(attrs={"rows": 5, "class": "mono", "spellcheck": "false"}),
         help_text="Runs in a shell in your home folder. GPUPOOL_CHECKPOINT_DIR is where a checkpoint goes.",
     )
     priority = forms.ChoiceField(
@@ -79,7 +90,6 @@ class AskForm(VerbForm):
         choices=[(p.name.lower(), p.name.capitalize()) for p in Priority],
         widget=forms.RadioSelect,
         initial="normal",
-        required=False,
     )
     preemptible = forms.BooleanField(
         label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
@@ -88,7 +98,7 @@ class AskForm(VerbForm):
     environment = forms.CharField(
         label="Environment",
         required=False,
-        widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false"}),
+        widget=forms.Textarea(attrs={"rows": 2, "class": "mono", "spellcheck": "false"}),
         help_text="One NAME=value on each line.",
     )
 
@@ -100,6 +110,7 @@ class AskForm(VerbForm):
         self.reservations = {str(r.public_id): r for r in work.open_reservations(user, now)}
         self.pools = {line.pool.slug: line.pool for line in self.lines}
         fields: dict[str, Any] = self.fields
+        fields["start"].required = self.kind_chosen == "reservation"
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["target"].choices = _targets(self.lines, currency)
         fields["reservation"].choices = [
@@ -118,8 +129,6 @@ class AskForm(VerbForm):
         data = super().clean() or self.cleaned_data
         data["units"] = self._units(data)
         data["seconds"] = self._seconds(data)
-        if data.get("kind") == "reservation" and "start" not in self.errors and data.get("start") is None:
-            self.add_error("start", "start is empty; allowed: a date and time from now on.")
         data["pairs"] = self._pairs(data)
         return data
 
@@ -220,7 +229,7 @@ def default_name(kind: str, user: User, now: datetime) -> str:
 def first_values(user: User, now: datetime, lines: list[FreeLine]) -> dict[str, Any]:
     """A form that could be sent as it is: tomorrow at nine, or now, for four hours."""
     tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
-    best = max(lines, key=lambda line: (line.profile == "", line.free), default=None)
+    best = next((line for line in lines if line.free and not line.profile), lines[0] if lines else None)
     return {
         "start": tomorrow,
         "length": 4,
@@ -304,13 +313,14 @@ def _targets(lines: list[FreeLine], currency: str) -> list[tuple[str, SafeString
         choices.append((_value(line), _target_label(name, where, f"{line.free} free of {line.total}", price)))
     for slug, name in {line.pool.slug: line.pool.name for line in lines}.items():
         label = f"Any whole GPU of {name}" if several else "Any whole GPU"
-        choices.append((f"{slug}||", _target_label(label, "", "", "the dearest is shown")))
+        choices.append((f"{slug}||", _target_label(label, "", "", "")))
     return choices
 
 
 def _target_label(name: str, where: str, free_text: str, price: str) -> SafeString:
     return format_html(
-        '<span class="pick-line"><span><b>{}</b><span class="muted">{}</span></span><span>{}</span><span class="muted">{}</span></span>',
+        '<span class="pick-line"><span><b>{}</b><span class="muted">{}</span></span>'
+        '<span>{}</span><span class="muted">{}</span></span>',
         name,
         where,
         free_text,

@@ -1,4 +1,4 @@
-"""What a request would get, before it is sent: free GPUs over the range, blocks with their fix, warnings, price, quota, CLI and API."""
+"""What a request would get, before it is sent: free GPUs over the range, blocks with their fix, price, quota, CLI and API."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "fits": answer["fits"],
         "needs_approval": answer["needs_approval"] and answer["fits"],
         "warnings": [{"text": text} for text in [*answer["warnings"], *_hours_warning(start, end, arguments["pool"])]],
-        "windows": [_window(*window, now) for window in answer["windows"]],
+        "windows": [_window(first, last) for first, last in answer["windows"]],
         "price": _price(
             answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"
         ),
@@ -85,7 +85,7 @@ def _hours_warning(start: datetime, end: datetime, pool: Pool) -> list[str]:
     return []
 
 
-def _window(start: datetime, end: datetime, now: datetime) -> dict[str, Any]:
+def _window(start: datetime, end: datetime) -> dict[str, Any]:
     return {"start": start, "end": end, "value": f"{timezone.localtime(start):%Y-%m-%dT%H:%M}"}
 
 
@@ -234,13 +234,13 @@ def _chart(
     )
     most = max([count for _, count in free] + [asked, 1])
     scale = (CHART_BASE - CHART_TOP) / most
-    bars = [_bar(place, at, count, asked, start, end, step, scale) for place, (at, count) in enumerate(free)]
+    bars = _bars(free, asked, start, end, step, scale)
     in_range = [count for at, count in free if _overlaps(at, step, start, end)]
     return {
         "title": f"{gpu_model(model)}{', ' + profile if profile != WHOLE else ''} free, {_span_words(span)}",
         "label": _chart_words(model, in_range, asked, start, end),
         "bars": bars,
-        "texts": _labels(bars),
+        "texts": [_label(bar) for bar in bars if bar["steps"] >= 3],
         "ask_y": round(CHART_BASE - asked * scale, 1),
         "asked": asked,
         "height": CHART_HEIGHT,
@@ -271,45 +271,38 @@ def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
     return begin < end and begin + step > start
 
 
-def _bar(
-    place: int, at: int, count: int, asked: int, start: datetime, end: datetime, step: timedelta, scale: float
-) -> dict[str, Any]:
-    inside = _overlaps(at, step, start, end)
-    kind = "free-short" if inside and count < asked else "free-range" if inside else "free-enough"
-    height = round(count * scale, 1)
-    return {
-        "x": f"{place * 100 / STEPS:.3f}",
-        "width": f"{100 / STEPS + 0.02:.3f}",
-        "y": round(CHART_BASE - height, 1),
-        "height": height,
-        "kind": kind,
-        "count": count,
-        "place": place,
-    }
-
-
-def _labels(bars: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One number over each level stretch that is wide enough for it."""
-    labels = []
-    first = 0
-    for place in range(1, len(bars) + 1):
-        same = place < len(bars) and (bars[place]["count"], bars[place]["kind"]) == (
-            bars[first]["count"],
-            bars[first]["kind"],
-        )
-        if same:
+def _bars(
+    free: list[tuple[int, int]], asked: int, start: datetime, end: datetime, step: timedelta, scale: float
+) -> list[dict[str, Any]]:
+    """One rectangle for each stretch in which the count stays the same, in or out of the range."""
+    bars: list[dict[str, Any]] = []
+    for place, (at, count) in enumerate(free):
+        inside = _overlaps(at, step, start, end)
+        kind = "free-short" if inside and count < asked else "free-range" if inside else "free-enough"
+        if bars and (bars[-1]["count"], bars[-1]["kind"]) == (count, kind):
+            bars[-1]["steps"] += 1
+            bars[-1]["width"] = f"{bars[-1]['steps'] * 100 / STEPS:.3f}"
             continue
-        if place - first >= 3:
-            labels.append(
-                {
-                    "x": f"{(first + place) * 50 / STEPS:.3f}",
-                    "y": max(12, bars[first]["y"] - 4),
-                    "text": bars[first]["count"],
-                    "bad": bars[first]["kind"] == "free-short",
-                }
-            )
-        first = place
-    return labels
+        height = round(count * scale, 1)
+        bars.append(
+            {
+                "x": f"{place * 100 / STEPS:.3f}",
+                "width": f"{100 / STEPS:.3f}",
+                "y": round(CHART_BASE - height, 1),
+                "height": height,
+                "kind": kind,
+                "count": count,
+                "place": place,
+                "steps": 1,
+            }
+        )
+    return bars
+
+
+def _label(bar: dict[str, Any]) -> dict[str, Any]:
+    """The number over a bar that is wide enough for it."""
+    middle = (bar["place"] + bar["steps"] / 2) * 100 / STEPS
+    return {"x": f"{middle:.3f}", "y": max(20, bar["y"] - 4), "text": bar["count"], "bad": bar["kind"] == "free-short"}
 
 
 def _nights(first: datetime, span: timedelta) -> list[dict[str, str]]:

@@ -11,8 +11,10 @@ from django.utils import timezone
 from portal.selectors.calendar import Booking, HostRow, ModelGroup
 from portal.templatetags.gpupool import duration
 
-PIXELS_PER_GPU = 4
-HOST_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
+PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
+PROMISE_PIXELS = 4  # per GPU
+# (most hosts in view, height of a host's row): few leave room for a label on a single GPU. Each height is a class of the CSS.
+HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
 MOST_HOSTS = 12  # of a model before the rest is one folded row
 LABEL_SHARE = 0.035  # narrower ones have no room for a word
 
@@ -159,6 +161,8 @@ def rows(groups: list[ModelGroup], made: Frame, opened: set[str], address: Any) 
     """Every row to draw. ``opened`` are the keys of unfolded models; ``address(key)`` is the link that folds or unfolds one."""
     drawn: list[dict[str, Any]] = []
     pools = {group.pool.pk for group in groups}
+    in_view = sum(min(len(group.hosts), MOST_HOSTS) for group in groups if group.key in opened)
+    height = next(pixels for most, pixels in HOST_HEIGHTS if in_view <= most)
     for group in groups:
         is_open = group.key in opened
         drawn.append(_model_row(group, made, is_open, address(group.key), len(pools) > 1))
@@ -167,7 +171,7 @@ def rows(groups: list[ModelGroup], made: Frame, opened: set[str], address: Any) 
         drawn += _promise_rows(group, made)
         whole = f"{group.key}|all"
         shown = group.hosts if whole in opened or len(group.hosts) <= MOST_HOSTS + 1 else group.hosts[:MOST_HOSTS]
-        drawn += [_host_row(group, host, made) for host in shown]
+        drawn += [_host_row(group, host, made, height) for host in shown]
         rest = group.hosts[len(shown) :]
         if rest:
             drawn.append(_folded_row(rest, made, address(whole)))
@@ -251,9 +255,9 @@ def _promise_rows(group: ModelGroup, made: Frame) -> list[dict[str, Any]]:
         {
             "kind": "promise",
             "title": "Promised" if place == 0 else "",
-            "height": HOST_HEIGHT,
+            "height": PROMISE_HEIGHT,
             "bookings": [
-                _drawn(b, made, 0.5, min(HOST_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_GPU - 1))) for b in bookings
+                _drawn(b, made, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PROMISE_PIXELS - 1))) for b in bookings
             ],
             "target": f"{group.pool.slug}|{group.model}|",
             "most": group.gpus,
@@ -262,9 +266,9 @@ def _promise_rows(group: ModelGroup, made: Frame) -> list[dict[str, Any]]:
     ]
 
 
-def _host_row(group: ModelGroup, host: HostRow, made: Frame) -> dict[str, Any]:
+def _host_row(group: ModelGroup, host: HostRow, made: Frame, height: int) -> dict[str, Any]:
     """Bookings stacked by what each takes; one as high as its GPUs are many."""
-    per_gpu = HOST_HEIGHT / max(1, host.gpus)
+    per_gpu = height / max(1, host.gpus)
     placed: list[tuple[Booking, float]] = []
     for booking in host.bookings:
         taken = [
@@ -272,11 +276,11 @@ def _host_row(group: ModelGroup, host: HostRow, made: Frame) -> dict[str, Any]:
             for other, y in placed
             if other.start < booking.end and other.end > booking.start
         ]
-        placed.append((booking, _first_gap(taken, booking.gpus * per_gpu, HOST_HEIGHT)))
+        placed.append((booking, _first_gap(taken, booking.gpus * per_gpu, height)))
     return {
         "kind": "host",
         "title": host.name,
-        "height": HOST_HEIGHT,
+        "height": height,
         "gpus": host.gpus,
         "bookings": [
             _drawn(b, made, y + 0.5, max(2.0, b.gpus * per_gpu - 1))
@@ -308,9 +312,9 @@ def _drawn(booking: Booking, made: Frame, y: float, height: float) -> dict[str, 
         "width": f"{width * 100:.3f}",
         "y": round(y, 1),
         "height": round(height, 1),
-        "text_y": round(min(height / 2 + 4, 11.5) if height < 20 else height / 2 + 4, 1),
-        "tag": booking.team.tag if height >= 7 and width > LABEL_SHARE / 2 else "",
-        "words": f"{words} · {booking.gpus:g}" if height >= 10 and width > LABEL_SHARE else "",
+        "text_y": round(height / 2 + (3 if height < 13 else 4), 1),
+        "tag": booking.team.tag if height >= 8 and width > LABEL_SHARE / 2 else "",
+        "words": f"{words} · {booking.gpus:g}" if height >= 8 and width > LABEL_SHARE else "",
         "small": height < 13,
         "title": title(booking),
     }
@@ -322,10 +326,9 @@ def title(booking: Booking) -> str:
     what = booking.name if booking.named else "taken"
     states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
     until = "at the latest " if booking.open_end else ""
-    return (
-        f"{booking.team.name}: {what}, {booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}"
-        f"{' on ' + booking.host if booking.host else ''}, {start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}, {states[booking.state]}"
-    )
+    size = f"{booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}" + (f" on {booking.host}" if booking.host else "")
+    when = f"{start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}"
+    return f"{booking.team.name}: {what}, {size}, {when}, {states[booking.state]}"
 
 
 def _maintenance(start: datetime, end: datetime, reason: str, made: Frame) -> dict[str, str]:

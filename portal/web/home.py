@@ -46,6 +46,7 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
     ended = work.pieces(work.own_ended(user, midnight)[:MOST_ENDED], now, with_use=False)
     panels = work.team_panels(user, now)
+    lines = free.free_now(user, now)
     return {
         "counts": _counts(pieces, len(found) > MOST_CARDS),
         "cards": [home_cards.card(piece, user, currency, now) for piece in pieces],
@@ -53,7 +54,8 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         "ended": [_ended_row(piece, currency) for piece in ended],
         "panels": [_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
-        "free": free.free_now(user, now),
+        "free": lines,
+        "several_pools": len({line.pool.pk for line in lines}) > 1,
         "coming": _coming(user, now),
         "currency": currency,
     }
@@ -127,7 +129,7 @@ def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | 
     if left < 0:
         text = f"over by {money(-left, currency)} of {money(panel.budget, currency)}"
     return {
-        "label": f"Budget, {now:%B}",
+        "label": f"Budget, {now:%b}",
         "text": text,
         "scale": max(panel.budget, panel.spent, Decimal(1)),
         "used": min(panel.spent, panel.budget),

@@ -162,7 +162,7 @@ def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, 
             if ready
             else {"label": "Open", "disabled": "JupyterLab does not answer yet", "small": small}
         )
-    if workload.state in LIVE and not workload.stop_requested:
+    if workload.state in LIVE and not workload.stop_requested and not small:
         found.append(
             {
                 "label": "Extend 1 h",

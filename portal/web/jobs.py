@@ -25,6 +25,7 @@ from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_c
 from scheduler import logs
 from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import WorkloadState
+from telemetry.core.money import rounded
 
 TAIL_BYTES = 64 * 1024
 PART_BYTES = 128 * 1024
@@ -90,7 +91,7 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 
 @signed_in
 def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """``?run=`` names the run. What came after byte ``?offset=``, to be added to what the page shows; ``?download=1``: all of it."""
+    """``?run=`` names the run. What came after byte ``?offset=``, to be added to the page; ``?download=1``: all of it."""
     workload = workload_of(request, public_id)
     policy.require(viewer(request), "workload.logs", workload)
     run = _run_of(request, workload)
@@ -273,11 +274,11 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
             BUCKET_WORDS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
             gpu_model(line["model"]),
             f"{line['slot_seconds'] / 840 / 3600:,.2f}",
-            money(use.rounded(Decimal(line["amount"])), currency),
+            money(rounded(Decimal(line["amount"])), currency),
         ]
         for line in lines
     ]
-    so_far = piece.cost if piece.cost is not None else use.rounded(written)
+    so_far = piece.cost if piece.cost is not None else rounded(written)
     table = {
         "caption": "Charges by day",
         "columns": [
@@ -288,12 +289,12 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
             {"label": "Charged", "numeric": True},
         ],
         "rows": rows,
-        "total": ["Total", "", "", "", money(use.rounded(written), currency)],
+        "total": ["Total", "", "", "", money(rounded(written), currency)],
         "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
     }
     readings = [
         {"label": "So far", "value": money(so_far, currency)},
-        {"label": "Of it charged", "value": money(use.rounded(written), currency)},
+        {"label": "Of it charged", "value": money(rounded(written), currency)},
         {
             "label": "Per hour now",
             "value": money(piece.price_per_hour, currency) if piece.price_per_hour is not None else "–",
@@ -310,7 +311,7 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
 def _most(workload: Workload, piece: Piece, currency: str) -> str:
     if piece.price_per_hour is None:
         return "unknown" if workload.state != WorkloadState.ENDED else "–"
-    return money(use.rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+    return money(rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
 
 
 def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ def launch(request: HttpRequest) -> HttpResponse:
     user, now = viewer(request), timezone.now()
     organisation = organisation_of(request)
     currency = organisation.currency if organisation else "EUR"
-    made = {
+    made: dict[str, Any] = {
         "user": user,
         "lines": free.free_now(user, now),
         "currency": currency,
@@ -201,13 +201,12 @@ def _as_before(user: User, source: str) -> dict[str, Any]:
 
 def _template_label(template: Template, lines: list[free.FreeLine], currency: str) -> SafeString:
     fitting = [line for line in lines if line.profile == template.profile]
-    now_free = max((line.free_on_one_host for line in fitting), default=0)
+    pools = [line.pool.name for line in fitting if line.free_on_one_host >= template.units]
     prices = [line.price * template.units for line in fitting if line.price is not None]
-    words = [template.description.rstrip(".") or template.name]
-    words.append(f"at most {duration(template.max_runtime_seconds)}")
+    words = [template.description.rstrip(".") or template.name, f"at most {duration(template.max_runtime_seconds)}"]
     if prices:
         words.append(f"from {money(rounded(min(prices)), currency)}/h")
-    words.append("can start now" if now_free >= template.units else "would wait")
+    words.append(f"free now in {' and '.join(dict.fromkeys(pools))}" if pools else "would wait")
     return format_html('<b>{}</b> <span class="muted">{}</span>', template.name, ", ".join(words))
 
 
