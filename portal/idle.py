@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 import redis
-from django.conf import settings
 
 from portal.notify import IDLE_NOTICE
+from scheduler import nudge
 from scheduler import services as engine
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Run, Workload, WorkloadKind
@@ -131,9 +131,7 @@ def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
 def _seen_by_edge(run: Run) -> dict[str, Any]:
     """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
     try:
-        text = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0).get(
-            f"{WORKSPACE_KEY}{run.public_id}"
-        )
+        text = nudge.connection().get(f"{WORKSPACE_KEY}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
         # Redis holds hints: without them the agent's own count of connections decides.

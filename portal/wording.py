@@ -94,6 +94,11 @@ class _Facts:
             return "GPUs"
         return " or ".join(value) if isinstance(value, list | tuple) else str(value)
 
+    def several(self, name: str) -> bool:
+        """Whether the number is above 1."""
+        value = self.get(name)
+        return isinstance(value, int) and value > 1
+
     def team(self, otherwise: str = "another team") -> str:
         """The name of the team in the numbers where the viewer may see it."""
         value = self.get("team", "for_team")
@@ -119,79 +124,100 @@ REASONS: dict[str, Sentence] = {
     # why it starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
     "free_borrowed": lambda f: (
-        "It starts on GPUs that another team is guaranteed and does not use now; they may be called back, with notice."
+        f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond its team's guarantee, so it "
+        "may be asked to make room for a team whose guarantee they are."
     ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
     "reclaimed_guarantee": lambda f: (
-        "It starts on GPUs that its team is guaranteed and had lent; the borrower was told to make room."
+        "It starts on GPUs that its team is guaranteed and had lent; the borrower made room."
     ),
     "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
     # why it is told to go
     "evicted_for_guarantee": lambda f: (
-        f"Its GPUs were borrowed, and {f.team('the team')} they are guaranteed to needs them back{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+        f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for {f.workload('its work')}. "
+        "It is queued again with its place kept, and resumes from its checkpoint."
     ),
     "evicted_for_priority": lambda f: (
-        f"Its own team's work of higher priority needs its GPUs{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+        f"{f.workload('Work')} of its own team has a higher priority and needs its GPUs. "
+        "It is queued again with its place kept, and resumes from its checkpoint."
     ),
     "evicted_for_reservation": lambda f: (
-        f"Its GPUs are reserved{f.time(' from ', 'start')}{f.time('; it stops at ', 'stop_at')}. It keeps its place and resumes from its checkpoint."
+        f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, and resumes from its checkpoint."
     ),
     # why it waits: for ever, unless something changes
     "no_such_hardware": lambda f: (
-        f"No GPU of this pool is what it asks for{f.plain(' (', 'model', after=')')}. Ask for another model, less memory or other labels."
+        f"This pool has no GPU that is what it asks for{_asked(f)}. Ask for another model, less memory or whole GPUs."
     ),
     "too_big_for_any_host": lambda f: (
-        f"No host of this pool is big enough: it wants {f.plain('', 'units', 'wanted') or 'more'} on one host{f.plain(', the largest has ', 'largest', 'most')}. Ask for fewer on each host."
+        f"{'There are not ' + f.plain('', 'hosts') + ' hosts' if f.several('hosts') else 'No host is'} big enough: it asks for "
+        f"{f.plain('', 'units') or 'more'} GPUs on one host, the largest has {f.plain('', 'largest') or 'fewer'}. Ask for fewer on each host."
     ),
-    "not_your_pool": lambda f: "This pool belongs to another team.",
+    "not_your_pool": lambda f: "This pool belongs to another team. Choose a shared pool.",
     "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
     "over_workload_cap": lambda f: (
-        f"It asks for more than one workload may have here{f.slots(': at most ', 'most_slots', 'limit', 'cap')}."
+        f"It asks for {f.slots('', 'need') or 'more'}; one workload may have {f.slots('at most ', 'cap') or 'fewer'} in this pool. Ask for fewer."
     ),
     "over_runtime_cap": lambda f: (
-        f"Its longest runtime is above what this pool allows{': ' + duration(f.get('longest', 'limit', 'cap')) if f.get('longest', 'limit', 'cap') is not None else ''}."
+        f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. Launch it again with less."
     ),
     # why it waits: until somebody or something changes
     "over_quota": lambda f: (
-        f"Its team holds all it may{f.slots(': ', 'held')}{f.slots(', and the limit is ', 'limit', 'allowed')}. It starts when the team's own work ends, or with a larger quota."
+        f"Its team holds {f.slots('', 'held') or 'all it may'} of {f.model()}"
+        f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
+        + (
+            "It starts when work of its team ends."
+            if f.get("may_borrow")
+            else "It is not preemptible, so it may not borrow: it starts when work of its team ends."
+        )
     ),
     "over_user_cap": lambda f: (
-        f"Its owner already holds as much as one person may{f.slots(': ', 'held')}{f.slots(' of ', 'limit', 'most_slots')}."
+        f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
     "budget_closed": lambda f: (
         f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
     ),
     "dependency": lambda f: "It waits for a workload that it depends on.",
-    "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'not_before', 'until')}.",
+    "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
     "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
     "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
+    "reservation_not_yours": lambda f: (
+        "Its reservation belongs to another project. Launch it again in its own project, or without one."
+    ),
     "host_closed": lambda f: (
-        "The hosts that could run it take no new work now (cordoned, draining, in maintenance or unwell)."
+        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{' of them' if f.get('hosts') else ''} are cordoned, draining, "
+        "in maintenance, silent or unwell."
     ),
     # why it waits: its turn comes
     "waits_for_units": lambda f: (
-        f"It waits for {f.plain('', 'wanted', 'units') or 'more'} {f.model()}{f.plain('; ', 'free', after=' free now')}."
+        f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
+        if f.get("reservation")
+        else f"It needs {f.plain('', 'need') or 'more'} {f.model()}{' on each of several hosts' if f.several('hosts') else ''}"
+        f"{f.plain('; ', 'free', after=' are free now')}."
     ),
     "waits_for_eviction": lambda f: (
-        f"Room is being made for it: borrowed work was told to go{f.time(' and is gone by ', 'stop_at', 'gone_by')}."
+        f"Room is being made for it: {_counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} that borrowed "
+        f"{f.model()} was told to go."
     ),
     "held_for_reservation": lambda f: (
-        f"What is free is promised to a reservation{f.time(' from ', 'start')}, and it would not be done by then."
+        f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
     ),
     "held_for_maintenance": lambda f: (
-        f"What is free goes into maintenance{f.time(' at ', 'start')}, and it would not be done by then."
+        f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}{f.time(' until ', 'end')}."
     ),
     "behind_others": lambda f: (
-        f"Its turn comes after {f.plain('', 'ahead', 'count') or 'other'} {'workload' if f.get('ahead', 'count') == 1 else 'workloads'} ahead of it."
+        f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for {_counted(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
     ),
-    "spare_capacity_kept": lambda f: "What is free is kept for critical work.",
+    "spare_capacity_kept": lambda f: (
+        f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
+    ),
     # why a reservation does not fit
     "window_full": lambda f: (
-        f"That window is full: {f.plain('', 'wanted', 'units') or 'what was'} asked, {f.plain('', 'free', 'most') or 'fewer'} free at its fullest moment{f.time(' (', 'at') + ')' if f.get('at') is not None else ''}."
+        f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} could be promised for all of it."
     ),
     "window_eats_guarantees": lambda f: (
-        "That window would use what other teams are guaranteed. An operator may allow it."
+        f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
+        f"{f.slots('', 'left') or 'fewer'} left for this team. An operator may allow it."
     ),
     # how it ended
     "finished": lambda f: "It finished.",
@@ -208,6 +234,18 @@ REASONS: dict[str, Sentence] = {
     "start_failed": lambda f: "Its host could not start it.",
     "drained": lambda f: "Its host was drained by an operator.",
 }
+
+
+def _asked(f: _Facts) -> str:
+    """The properties asked for, in brackets."""
+    words = [
+        f.model() if f.get("models") else "",
+        f.plain("", "profile"),
+        f.plain("at least ", "min_memory_mib", after=" MiB") if f.get("min_memory_mib") else "",
+        f"compute capability {f.get('min_compute_capability') / 10:.1f}" if f.get("min_compute_capability") else "",
+    ]
+    said = ", ".join(word for word in words if word)
+    return f" ({said})" if said else ""
 
 
 def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:
@@ -243,6 +281,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "lease_lost": ("lost", "Host lost", "failed"),
     "start_failed": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
+    "reservation_over": ("ended", "Reservation over", "ended"),
 }
 
 

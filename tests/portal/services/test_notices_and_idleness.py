@@ -1,0 +1,271 @@
+"""Facts become notices once; notebooks that nobody uses are warned and stopped."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from portal import idle, notify
+from portal.idle import Activity, Verdict
+from portal.models import Notification, Submission
+from portal.services import approvals, reservations, workloads
+from scheduler import nudge
+from scheduler.models import Allocation, Decision, HostStateChange, Run, Workload
+from telemetry.models import Budget, BudgetAlert
+from tests.world import H100, World, units_of
+
+MINUTE = timedelta(minutes=1)
+LIMIT = timedelta(hours=1)
+
+
+def kinds(user: Any) -> list[str]:
+    return list(Notification.objects.filter(user=user).order_by("pk").values_list("kind", flat=True))
+
+
+def job(world: World, **changes: Any) -> Workload:
+    given: dict[str, Any] = {"name": "train", "command": "x", "units": 1, "models": [H100], "max_runtime_seconds": 3600}
+    return workloads.submit_job(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, **(given | changes)
+    )
+
+
+def run_of(workload: Workload, world: World, **fields: Any) -> Run:
+    values: dict[str, Any] = {"attempt": 1, "generation": workload.pk, "placed_at": world.now, "state": "running"}
+    return Run.objects.create(workload=workload, host=world.hosts["alpha"], **(values | fields))
+
+
+@pytest.mark.django_db
+def test_a_start_a_resume_and_an_end_are_told_once(world: World) -> None:
+    made = job(world)
+    run_of(made, world, running_at=world.now)
+    notify.tell(world.now + MINUTE)
+    run_of(made, world, attempt=2, generation=10_000, running_at=world.now + 2 * MINUTE)
+    Workload.objects.filter(pk=made.pk).update(ended_at=world.now + 3 * MINUTE, outcome="finished")
+    Workload.objects.filter(pk=made.pk, state="queued").update(state="ended")
+    notify.tell(world.now + 4 * MINUTE)
+    for later in range(5, 8):
+        assert notify.tell(world.now + later * MINUTE) == 0
+    assert kinds(world.vision.member) == ["started", "resumed", "ended"]
+    assert kinds(world.vision.members[1]) == []
+
+
+@pytest.mark.django_db
+def test_a_fact_of_a_time_when_nobody_looked_is_told_later(world: World) -> None:
+    notify.tell(world.now)
+    made = job(world)
+    run_of(made, world, running_at=world.now + MINUTE)
+    notify.tell(world.now + timedelta(hours=30))
+    assert kinds(world.vision.member) == ["started"]
+
+
+@pytest.mark.django_db
+def test_simulated_history_is_not_told(world: World) -> None:
+    made = job(world)
+    Workload.objects.filter(pk=made.pk).update(simulated=True)
+    run_of(made, world, running_at=world.now)
+    assert notify.tell(world.now + MINUTE) == 0
+
+
+@pytest.mark.django_db
+def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
+    made = job(world)
+    numbers = {"team": world.language.team.pk, "workload": 0}
+    Decision.objects.create(
+        workload=made, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
+    )
+    notify.tell(world.now + MINUTE)
+    assert kinds(world.vision.member) == ["preemption_notice"]
+
+
+@pytest.mark.django_db
+def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) -> None:
+    asked = approvals.request_quota_change(
+        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
+    )
+    notify.tell(world.now + MINUTE)
+    assert kinds(world.operator) == ["approval_wanted"]
+    changes = {"guaranteed_gpus": 10}
+    approvals.approve_submission(actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE)
+    declined = approvals.request_membership(actor=world.stranger, team=world.vision.team, now=world.now + MINUTE)
+    approvals.decline_submission(
+        actor=world.vision.lead, submission=declined, comment="full", now=world.now + 2 * MINUTE
+    )
+    notify.tell(world.now + 3 * MINUTE)
+    assert kinds(world.vision.lead) == ["approved_changed"]
+    assert kinds(world.stranger) == ["declined"]
+
+
+@pytest.mark.django_db
+def test_a_reservation_is_announced_a_quarter_of_an_hour_before(world: World) -> None:
+    start = world.now + timedelta(hours=1)
+    made = reservations.request_reservation(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="review", units=1, models=[H100], start=start,
+        end=start + timedelta(hours=1), now=world.now,
+    )  # fmt: skip
+    assert not isinstance(made, Submission)
+    notify.tell(world.now + 30 * MINUTE)
+    assert kinds(world.vision.member) == []
+    notify.tell(world.now + 46 * MINUTE)
+    notify.tell(world.now + 47 * MINUTE)
+    assert kinds(world.vision.member) == ["reservation_soon"]
+
+
+@pytest.mark.django_db
+def test_an_expected_start_that_moves_a_lot_is_told(world: World) -> None:
+    made = job(world)
+    for expected, told in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
+        Workload.objects.filter(pk=made.pk).update(expected_start=world.now + expected * MINUTE)
+        notify.tell(world.now)
+        assert len(kinds(world.vision.member)) == told, expected
+
+
+@pytest.mark.django_db
+def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
+    run_of(job(world), world)
+    alpha = world.hosts["alpha"]
+    HostStateChange.objects.create(
+        host=alpha, lease_state="silent", admin_state="in_service", repair_state="well", at=world.now
+    )
+    notify.tell(world.now + MINUTE)
+    assert kinds(world.operator) == kinds(world.vision.member) == ["host_trouble"]
+    assert kinds(world.language.member) == []
+
+
+@pytest.mark.django_db
+def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
+    budget = Budget.objects.create(team=world.vision.team, month=world.now.date().replace(day=1), amount=100)
+    BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
+    notify.tell(world.now + MINUTE)
+    assert kinds(world.finance) == kinds(world.vision.lead) == ["budget_reached"]
+    assert kinds(world.vision.member) == []
+
+
+# -- idleness ----------------------------------------------------------------------------------------------------------
+
+START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
+
+
+def activity(**changes: Any) -> Activity:
+    return Activity(**({"busy_kernels": 0, "connections": 0, "last": START, "quiet_since": START} | changes))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "changes", "warned", "keep", "verdict"),
+    [
+        (54, {}, None, None, Verdict.BUSY),
+        (55, {}, None, None, Verdict.WARN),
+        (59, {}, 55, None, Verdict.WAIT),
+        (60, {}, 55, None, Verdict.STOP),
+        (600, {}, None, None, Verdict.WARN),
+        (60, {"busy_kernels": 1}, 55, None, Verdict.BUSY),
+        (60, {"connections": 1}, 55, None, Verdict.BUSY),
+        (60, {"quiet_since": None}, 55, None, Verdict.BUSY),
+        (60, {"quiet_since": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
+        (60, {"last": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
+        (60, {}, 55, 90, Verdict.BUSY),
+        (140, {}, 55, 90, Verdict.BUSY),
+        (145, {}, 55, 90, Verdict.WARN),
+    ],
+)
+def test_a_notebook_is_warned_and_then_stopped_only_when_nothing_at_all_happens(
+    minutes: int, changes: dict[str, Any], warned: int | None, keep: int | None, verdict: Verdict
+) -> None:
+    found = idle.judge(
+        activity(**changes),
+        limit=LIMIT,
+        warned_at=None if warned is None else START + warned * MINUTE,
+        keep_until=None if keep is None else START + keep * MINUTE,
+        now=START + minutes * MINUTE,
+    )
+    assert found == verdict
+
+
+def running_notebook(world: World) -> Run:
+    made = workloads.launch_notebook(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="nb", now=world.now
+    )
+    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", started_at=world.now, attempt=1)
+    run = run_of(made, world, running_at=world.now, ready_at=world.now, activity={"busy": 0, "connections": 0})
+    unit = units_of(world.hosts["alpha"])[0]
+    Allocation.objects.create(
+        run=run,
+        workload=made,
+        project=made.project,
+        unit=unit,
+        slots=unit.slots,
+        period=(world.now, None),
+        borrowed=False,
+    )
+    return run
+
+
+def sample(run: Run, at: datetime, utilisation: float | None, processes: int | None = None) -> None:
+    unit = run.allocations.get().unit_id
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_sample (unit_id, ts, utilisation, processes) VALUES (%s, %s, %s, %s)",
+            [unit, at, utilisation, processes],
+        )
+
+
+@pytest.mark.django_db
+def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_knows(world: World) -> None:
+    run = running_notebook(world)
+    for minute in range(0, 61, 5):
+        sample(run, world.now + minute * MINUTE, 0.0)
+    assert idle.cull(world.now + 30 * MINUTE)["busy"] == 1
+    assert idle.cull(world.now + 56 * MINUTE)["warn"] == 1
+    notify.tell(world.now + 56 * MINUTE)
+    assert kinds(world.vision.member)[-1] == "idle_warning"
+    assert idle.cull(world.now + 58 * MINUTE)["wait"] == 1
+    assert idle.cull(world.now + 62 * MINUTE)["stop"] == 1
+    workload = Workload.objects.get()
+    assert (workload.state, workload.stop_requested) == ("stopping", "idle")
+
+
+@pytest.mark.django_db
+def test_work_on_the_gpu_takes_the_warning_back(world: World) -> None:
+    run = running_notebook(world)
+    sample(run, world.now, 0.0)
+    idle.cull(world.now + 56 * MINUTE)
+    sample(run, world.now + 57 * MINUTE, 90.0)
+    assert idle.cull(world.now + 62 * MINUTE)["busy"] == 1
+    assert Workload.objects.get().idle_warned_at is None
+
+
+@pytest.mark.django_db
+def test_kept_by_its_owner_it_is_left_alone(world: World) -> None:
+    run = running_notebook(world)
+    sample(run, world.now, 0.0)
+    idle.cull(world.now + 56 * MINUTE)
+    workloads.keep_workload(
+        actor=world.vision.member, workload=Workload.objects.get(), seconds=7200, now=world.now + 57 * MINUTE
+    )
+    assert idle.cull(world.now + 62 * MINUTE)["busy"] == 1
+
+
+@pytest.mark.django_db
+def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
+    run = running_notebook(world)
+    sample(run, world.now + 50 * MINUTE, None)
+    assert idle.cull(world.now + 100 * MINUTE)["busy"] == 1
+    sample(run, world.now + 60 * MINUTE, None, processes=0)
+    assert idle.cull(world.now + 100 * MINUTE)["warn"] == 1
+
+
+@pytest.mark.django_db
+def test_a_workspace_that_the_edge_sees_open_is_in_use(world: World) -> None:
+    run = running_notebook(world)
+    sample(run, world.now + 60 * MINUTE, 0.0)
+    nudge.connection().set(
+        f"{idle.WORKSPACE_KEY}{run.public_id}",
+        json.dumps({"sockets": 1, "last_request": None, "last_input": None}),
+        ex=60,
+    )
+    assert idle.cull(world.now + 100 * MINUTE)["busy"] == 1
+    nudge.connection().delete(f"{idle.WORKSPACE_KEY}{run.public_id}")
+    assert idle.cull(world.now + 100 * MINUTE)["warn"] == 1

@@ -1,0 +1,110 @@
+"""Sentences: one for every reason, whatever its numbers, and no name that the viewer may not see."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+
+import pytest
+
+from portal import wording
+from portal.services import workloads
+from scheduler.core.reasons import Code
+from tests.world import H100, World
+
+FULL = {
+    "ahead": 3, "at": 1772528400, "asked": 900_000, "borrowed": 840, "cap": 840, "currency": "EUR", "end": 1772529400, "exit_code": 2,
+    "free": 2, "guaranteed": 1680, "held": 1680, "hosts": 2, "largest": 8, "left": 840, "limit": 1680, "longest": 604_800, "model": H100,
+    "models": [H100], "min_memory_mib": 80_000, "min_compute_capability": 90, "need": 4, "of": 8, "owner": 1, "profile": "", "project": 1,
+    "reservation": None, "spent": "100.00", "start": 1772528400, "team": 1, "total": 16, "units": 9, "until": 1772528400, "workload": 1,
+    "workloads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", list(Code))
+@pytest.mark.parametrize("numbers", [{}, FULL, dict.fromkeys(FULL)], ids=["none", "all", "unknown"])
+def test_every_reason_is_a_sentence_with_or_without_its_numbers(code: Code, numbers: dict[str, object]) -> None:
+    assert code.value in wording.REASONS
+    said = wording.reason(code.value, numbers)
+    assert said[0].isupper() or said[0].isdigit()
+    assert said.endswith(".")
+    assert "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said, said
+
+
+def test_sentences_say_the_numbers() -> None:
+    said = wording.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
+    assert "8 GPUs" in said and "2 GPUs" in said and H100 in said
+    said = wording.reason("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
+    assert "10 GPUs on one host, the largest has 8" in said
+    assert "exit code 2" in wording.reason("failed", {"exit_code": 2})
+
+
+@pytest.mark.django_db
+def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
+    made = workloads.submit_job(
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="hush hush",
+        command="x",
+        units=1,
+        now=world.now,
+    )
+    numbers = {"team": world.vision.team.pk, "workload": made.pk}
+    assert "hush hush" in wording.reason("evicted_for_guarantee", numbers, world.vision.lead)
+    assert "Vision" in wording.reason("evicted_for_guarantee", numbers, world.auditor)
+    for viewer in (world.language.member, world.stranger, None):
+        said = wording.reason("evicted_for_guarantee", numbers, viewer)
+        assert "hush" not in said and "Vision" not in said
+
+
+@pytest.mark.parametrize("kind", list(wording.NOTICES))
+def test_every_notice_is_a_sentence(kind: str) -> None:
+    numbers = {
+        "name": "train", "host": "h1", "attempt": 2, "outcome": "finished", "code": "evicted_for_guarantee", "expected_start": 1772528400,
+        "before": 1772520000, "start": 1772528400, "stop_at": 1772528400, "author": "ada", "what": "8 GPUs", "team": "Vision", "by": "op",
+        "comment": "fine", "trouble": "it fell silent", "percent": 80,
+    }  # fmt: skip
+    said = wording.notice(kind, numbers)
+    assert "None" not in said and len(said) > 10
+
+
+def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
+    assert [wording.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
+        "1 second", "59 seconds", "1 minute", "1 h 01 min", "2 days 7 h", "an unknown time"
+    ]  # fmt: skip
+    assert [wording.gpus(n) for n in (840, 1680, 120, None)] == [
+        "1 GPU",
+        "2 GPUs",
+        "0.14 GPU",
+        "an unknown number of GPUs",
+    ]
+
+
+def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
+    start = datetime(2026, 3, 2, 9, tzinfo=UTC)
+    given = {
+        "project": "vision/main",
+        "pool": "shared",
+        "units": 2,
+        "models": [H100],
+        "start": start,
+        "why": "it's due",
+        "nvlink": False,
+    }
+    line = wording.cli_line("request_reservation", given)
+    assert shlex.split(line) == [
+        "gpupool", "reservation", "create", "--project", "vision/main", "--pool", "shared", "--gpus", "2", "--model", H100,
+        "--start", "2026-03-02T09:00:00+00:00", "--why", "it's due",
+    ]  # fmt: skip
+    call = wording.api_call("request_reservation", given, base="http://localhost:8000")
+    assert "http://localhost:8000/api/v1/reservations/" in call and '"units": 2' in call and "$GPUPOOL_TOKEN" in call
+
+
+@pytest.mark.parametrize(
+    "command", ["echo hi", "echo hi && rm -rf x", "a 'b' c", 'say "x"', "trailing\\", "$(date)", "a\nb"]
+)
+def test_a_command_survives_the_shell_it_is_pasted_into(command: str) -> None:
+    words = shlex.split(wording.cli_line("submit_job", {"name": "x", "command": command}))
+    after = words[words.index("--") + 1 :]
+    assert " ".join(after) == command
