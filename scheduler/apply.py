@@ -6,6 +6,7 @@ not cost the others.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class _Applier:
     def __init__(self, plan: Plan, snapshot: Snapshot, now: datetime) -> None:
         self.plan, self.snapshot, self.now = plan, snapshot, now
         self.done = Applied()
+        self.decisions: list[Decision] = []
         acting = bool(plan.placements or plan.evictions or plan.bindings)
         self.pools = locks.pools(p.id for p in snapshot.pools) if acting else {}
         self.units = self._units()
@@ -82,13 +84,13 @@ class _Applier:
             unit.gpu.host = self.hosts[unit.gpu.host_id]
         self.news = self._news()
         beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
-        acting = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
-        self.workloads = locks.workloads(acting | self.news.keys())
+        touched = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
+        self.workloads = locks.workloads(touched.union(self.news))
         self.pool_of = {pool.id: pool for pool in snapshot.pools}
 
     def _units(self) -> dict[int, Unit]:
         wanted = {u for p in self.plan.placements for u in p.units} | {u for b in self.plan.bindings for u in b.units}
-        return {u.pk: u for u in Unit.objects.select_related("gpu__host").filter(pk__in=wanted)}
+        return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)}
 
     def _news(self) -> dict[int, Refusal]:
         """The refusals that say something else than the rows do. Looked at again under the lock."""
@@ -276,26 +278,24 @@ class _Applier:
 
     def explain(self) -> None:
         """Write reasons, positions and expected starts that changed; a Decision where the reason itself is another one."""
-        changed, decisions = [], []
+        changed = []
         for pk, refusal in sorted(self.news.items()):
             workload = self.workloads.get(pk)
             if workload is None or workload.state != WorkloadState.QUEUED:
                 continue
             if workload.reason_code != refusal.code:
-                decisions.append(self._decision(workload, Decision.Kind.REFUSED, refusal.code, refusal.numbers))
+                self._decide(workload, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
                 nudge.pages(nudge.workload_topic(workload.public_id))
-            _say(workload, refusal)
-            changed.append(workload)
+            changed.append(refusal)
         if changed:
-            Workload.objects.bulk_update(changed, REASON_FIELDS, batch_size=1000)
-            Decision.objects.bulk_create(decisions)
+            _write_reasons(changed)
             nudge.pages(nudge.QUEUE)
         self.done.reasons_written = len(changed)
 
     def _decide(
         self, workload: Workload, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None
     ) -> None:
-        self._decision(workload, kind, code, numbers, eviction).save(force_insert=True)
+        self.decisions.append(self._decision(workload, kind, code, numbers, eviction))
 
     def _decision(
         self, workload: Workload, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None
@@ -307,14 +307,16 @@ class _Applier:
         )  # fmt: skip
 
     def keep_accounts(self) -> None:
-        """Decayed use as of now, from what was held since the last cycle that wrote it."""
+        """What was decided, and decayed use as of now from what was held since the last cycle that wrote it."""
+        Decision.objects.bulk_create(self.decisions, batch_size=1000)
         slots = {unit.id: unit.slots for unit in self.snapshot.units}
         held: dict[tuple[int, int], int] = defaultdict(int)
         for running in self.snapshot.running:
             held[running.team, running.pool] += sum(slots[u] for u in running.units)
-        for placement in self.plan.placements:
-            if workload := self.workloads.get(placement.workload):
-                held.setdefault((workload.project.team_id, workload.pool_id), 0)
+        team_of = {queued.id: queued.team for queued in self.snapshot.queued}
+        for placement in self.done.accepted:
+            if isinstance(placement, Placement):
+                held.setdefault((team_of[placement.workload], self.workloads[placement.workload].pool_id), 0)
         bring_forward(
             {p.pk: p for p in Pool.objects.filter(pk__in=[p.id for p in self.snapshot.pools])}, held, self.now
         )
@@ -339,13 +341,32 @@ def _moved(known: datetime | None, expected: int | None) -> bool:
     return abs(known.timestamp() - expected) >= EXPECTED_START_GRAIN_SECONDS
 
 
-def _say(workload: Workload, refusal: Refusal) -> None:
-    workload.reason_code = str(refusal.code)
-    workload.reason_numbers = _as_stored(refusal.numbers)
-    workload.position = refusal.position
-    workload.blockers = list(refusal.blockers)
-    expected = refusal.expected_start
-    workload.expected_start = None if expected is None else datetime.fromtimestamp(expected, UTC)
+WRITE_REASONS = """
+UPDATE scheduler_workload AS workload
+SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, position = said.position,
+    expected_start = to_timestamp(said.expected_start), blockers = said.blockers
+FROM json_to_recordset(%s::json) AS said(
+    id bigint, reason_code text, reason_numbers jsonb, position integer, expected_start bigint, blockers bigint[]
+)
+WHERE workload.id = said.id
+"""
+
+
+def _write_reasons(refusals: Sequence[Refusal]) -> None:
+    """In one statement: a busy pool's queue changes by hundreds of rows, and one CASE per row and column takes a second."""
+    rows = [
+        {
+            "id": refusal.workload,
+            "reason_code": str(refusal.code),
+            "reason_numbers": _as_stored(refusal.numbers),
+            "position": refusal.position,
+            "expected_start": refusal.expected_start,
+            "blockers": list(refusal.blockers),
+        }
+        for refusal in refusals
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(WRITE_REASONS, [json.dumps(rows, default=str)])
 
 
 def _as_stored(numbers: Numbers) -> dict[str, Any]:
