@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 
@@ -14,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from agent.protocol import Health, SampleBatch
 from scheduler.models import Gpu
-from telemetry.ingest import FIELDS, STREAM
+from telemetry.ingest import STREAM, entry_of
 from telemetry.models import HealthEvent, SampleWatermark
 
 log = logging.getLogger(__name__)
@@ -40,15 +39,13 @@ def accept_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
     Raises redis.RedisError when Redis is away: the agent keeps the batch and sends it again.
     """
-    rows = [[getattr(row, name) for name in FIELDS] for row in batch.rows]
-    entry = {
-        "host": str(host_id),
-        "sequence": str(batch.sequence),
-        "received": repr(now.timestamp()),
-        "rows": json.dumps(rows, separators=(",", ":")),
-    }
-    connection().xadd(STREAM, entry, maxlen=STREAM_LENGTH, approximate=True)  # type: ignore[arg-type]
-    _nudge(INGEST_TASK, NUDGED)
+    with connection().pipeline(transaction=False) as pipeline:
+        pipeline.xadd(STREAM, entry_of(host_id, batch, now), maxlen=STREAM_LENGTH, approximate=True)  # type: ignore[arg-type]
+        # Many batches make one nudge.
+        pipeline.set(NUDGED, "1", nx=True, px=NUDGE_LIFE_MS)
+        _, is_first = pipeline.execute()
+    if is_first:
+        _nudge(INGEST_TASK)
 
 
 def committed_sequence(host_id: int) -> int:
@@ -76,7 +73,7 @@ def accept_health(host_id: int, health: Health, now: datetime) -> bool:
         },
     )
     if created:
-        transaction.on_commit(lambda: _nudge(HEALTH_TASK, None), robust=True)
+        transaction.on_commit(lambda: _nudge(HEALTH_TASK), robust=True)
     return created
 
 
@@ -87,10 +84,9 @@ def _moment(seconds: float, otherwise: datetime) -> datetime:
         return otherwise
 
 
-def _nudge(task: str, key: str | None) -> None:
-    """Many batches make one nudge; a lost one is made good by the next tick of the beat."""
+def _nudge(task: str) -> None:
+    """Wake a worker; a hint that is lost is made good by the next tick of the beat."""
     try:
-        if key is None or connection().set(key, "1", nx=True, px=NUDGE_LIFE_MS):
-            current_app.send_task(task, queue="telemetry", expires=30, retry=False, ignore_result=True)
+        current_app.send_task(task, queue="telemetry", expires=30, retry=False, ignore_result=True)
     except (redis.RedisError, OperationalError) as error:
         log.warning("a hint was dropped, the next tick will do its work: %s", error)
