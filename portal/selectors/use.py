@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,12 +13,12 @@ from django.db.models.functions import Trunc
 
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, Team
+from telemetry import selectors as telemetry
 from telemetry.core.money import rounded
 from telemetry.models import Charge, Price, Rollup
 
 BACK = timedelta(hours=2)
 STEP = timedelta(minutes=2)
-FRESH = timedelta(minutes=4)  # an older reading is not "now"
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,10 @@ def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, 
     return {pk: rounded(amount) for pk, amount in sums.items()}
 
 
-def of_workloads(workloads: Collection[int], now: datetime) -> dict[int, Use]:
-    """Utilisation of each over the last two hours, from rollups of a minute, in one query."""
+def of_workloads(workloads: Collection[int], hosts: Collection[int], now: datetime) -> dict[int, Use]:
+    """Utilisation of each over the last two hours from rollups of a minute, and the last readings of their ``hosts``: two queries."""
+    if not workloads:
+        return {}
     since = (now - BACK).replace(second=0, microsecond=0)
     rows = (
         Rollup.objects.filter(
@@ -100,35 +102,52 @@ def of_workloads(workloads: Collection[int], now: datetime) -> dict[int, Use]:
         )
         .annotate(minute=Trunc("bucket", "minute"))
         .values_list("allocation__workload_id", "minute")
-        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), sm=Sum("sm_active_seconds"))
+        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"))
         .order_by("minute")
     )
-    gathered: dict[int, list[tuple[datetime, float | None, float, float | None]]] = {}
-    for workload, minute, used, covered, sm in rows:
-        gathered.setdefault(workload, []).append((minute, used, covered or 0.0, sm))
-    return {pk: _use(readings, since, now) for pk, readings in gathered.items()}
+    gathered: dict[int, list[tuple[datetime, float | None, float]]] = {}
+    for workload, minute, used, covered in rows:
+        gathered.setdefault(workload, []).append((minute, used, covered or 0.0))
+    readings = _latest(workloads, hosts, now)
+    return {pk: Use(_values(gathered.get(pk, []), since), *readings.get(pk, (None, None))) for pk in workloads}
 
 
-def _use(readings: Sequence[tuple[datetime, float | None, float, float | None]], since: datetime, now: datetime) -> Use:
+def _latest(
+    workloads: Collection[int], hosts: Collection[int], now: datetime
+) -> dict[int, tuple[float | None, float | None]]:
+    """By workload: the mean of its units' last utilisation, and of their SM activity, as shares of 1."""
+    by_workload: dict[int, list[telemetry.LiveUnit]] = {}
+    for unit in telemetry.live(now, hosts=hosts):
+        if unit.workload in workloads and unit.workload is not None:
+            by_workload.setdefault(unit.workload, []).append(unit)
+    return {
+        pk: (
+            _mean(u.utilisation if u.utilisation is not None else u.sm_active for u in units),
+            _mean(u.sm_active for u in units),
+        )
+        for pk, units in by_workload.items()
+    }
+
+
+def _mean(per_cent: Iterable[float | None]) -> float | None:
+    known = [value for value in per_cent if value is not None]
+    return min(1.0, sum(known) / len(known) / 100) if known else None
+
+
+def _values(readings: Sequence[tuple[datetime, float | None, float]], since: datetime) -> list[float | None]:
     steps = int(BACK / STEP)
     used: list[float] = [0.0] * steps
     covered: list[float] = [0.0] * steps
-    latest: float | None = None
-    sm_active: float | None = None
-    for minute, used_seconds, covered_seconds, sm_seconds in readings:
-        if used_seconds is None or covered_seconds <= 0:
-            continue
-        step = min(steps - 1, int((minute - since) / STEP))
-        used[step] += used_seconds
-        covered[step] += covered_seconds
-        if now - minute <= FRESH:
-            latest = min(1.0, used_seconds / covered_seconds)
-            sm_active = None if sm_seconds is None else min(1.0, sm_seconds / covered_seconds)
+    for minute, used_seconds, covered_seconds in readings:
+        if used_seconds is not None and covered_seconds > 0:
+            step = min(steps - 1, int((minute - since) / STEP))
+            used[step] += used_seconds
+            covered[step] += covered_seconds
     values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
     # The newest step is often not rolled up yet: it is not a gap in the telemetry.
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
-    return Use(values, latest, sm_active)
+    return values
 
 
 def hours_of(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
@@ -151,11 +170,6 @@ def hours_of(workload: int, now: datetime) -> list[tuple[datetime, float | None,
         for bucket, used, covered, memory in rows
     ]
     return found[::-1]
-
-
-def month_of(now: datetime) -> date:
-    """The month that a moment's charges stand in."""
-    return now.astimezone(UTC).date().replace(day=1)
 
 
 def spent_by_teams(teams: Iterable[Team], month: date) -> dict[int, Decimal]:

@@ -25,7 +25,9 @@ from scheduler.models import (
     WorkloadKind,
 )
 from scheduler.states import ReservationState, WorkloadState
+from telemetry.budgets import forecast_of
 from telemetry.models import Budget
+from telemetry.months import month_of
 
 RELATED = ("project__team", "pool", "owner", "reservation")
 PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
@@ -37,6 +39,7 @@ class Held:
     """One unit that a workload holds or held. ``slots``: 840 is one GPU."""
 
     host: str
+    host_id: int
     gpu: int
     model: str
     profile: str
@@ -85,7 +88,9 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
-    used = use.of_workloads([pk for pk, piece in found.items() if piece.held], now) if with_use else {}
+    holding = [pk for pk, piece in found.items() if piece.held] if with_use else []
+    hosts = {unit.host_id for pk in holding for unit in found[pk].held}
+    used = use.of_workloads(holding, hosts, now)
     for pk, piece in found.items():
         piece.waiting = counts.get(piece.workload.pool_id, 0)
         piece.cost = costs.get(pk)
@@ -166,6 +171,7 @@ class TeamPanel:
     lines: list[QuotaLine]
     budget: Decimal | None
     spent: Decimal | None
+    forecast: Decimal | None
 
 
 def team_panels(user: User, now: datetime) -> list[TeamPanel]:
@@ -186,10 +192,19 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
             borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
         )
         lines.setdefault(quota.team_id, []).append(line)
-    month = use.month_of(now)
+    month = month_of(now)
     budgets = dict(Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "amount"))
     spent = use.spent_by_teams(teams, month)
-    return [TeamPanel(t, lines.get(t.pk, []), budgets.get(t.pk), spent.get(t.pk, Decimal(0))) for t in teams]
+    return [
+        TeamPanel(
+            team,
+            lines.get(team.pk, []),
+            budgets.get(team.pk),
+            spent.get(team.pk, Decimal(0)),
+            forecast_of(spent.get(team.pk, Decimal(0)), now),
+        )
+        for team in teams
+    ]
 
 
 def held_now(teams: Sequence[int], now: datetime) -> dict[tuple[int, int, str], int]:
@@ -246,6 +261,7 @@ def held_unit(allocation: Allocation) -> Held:
     gpu = allocation.unit.gpu
     return Held(
         host=gpu.host.name,
+        host_id=gpu.host_id,
         gpu=gpu.index,
         model=gpu.model,
         profile=allocation.unit.profile,

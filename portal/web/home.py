@@ -124,18 +124,23 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
 def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:
     if panel.budget is None or panel.spent is None:
         return None
-    left = panel.budget - panel.spent
+    left, expected = panel.budget - panel.spent, panel.forecast
     text = f"{money(left, currency)} left of {money(panel.budget, currency)}"
     if left < 0:
         text = f"over by {money(-left, currency)} of {money(panel.budget, currency)}"
+    words = f"{money(panel.spent, currency)} spent."
+    if expected is not None:
+        words += f" At this pace {money(expected, currency)} by the end of the month."
     return {
         "label": f"Budget, {now:%b}",
         "text": text,
-        "scale": max(panel.budget, panel.spent, Decimal(1)),
+        "scale": max(panel.budget, panel.spent, expected or Decimal(0), Decimal(1)),
         "used": min(panel.spent, panel.budget),
-        "over": max(Decimal(0), -left),
+        "forecast": max(Decimal(0), min(expected or Decimal(0), panel.budget) - panel.spent),
+        "over": max(Decimal(0), -left, (expected or Decimal(0)) - max(panel.budget, panel.spent)),
         "mark": panel.budget,
         "bad": left < 0,
+        "words": words,
     }
 
 
