@@ -2,9 +2,13 @@
 
 from django.urls import path
 
-from portal.web import approvals, fleet, hosts
+from portal.web import approvals, chargeback, fleet, hosts
 
 urlpatterns = [
+    path("chargeback/", chargeback.chargeback, name="chargeback"),
+    path("chargeback/rates/", chargeback.rate_card, name="rate-card"),
+    path("chargeback/budgets/", chargeback.budgets, name="budgets"),
+    path("chargeback/<str:month>/close/", chargeback.month_close, name="month-close"),
     path("approvals/", approvals.approvals, name="approvals"),
     path("approvals/decide/", approvals.decide_several, name="submissions-decide"),
     path("approvals/<uuid:public_id>/", approvals.submission, name="submission"),
