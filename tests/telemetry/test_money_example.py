@@ -1,0 +1,69 @@
+"""The worked example of docs/money.md, computed by the code that charges."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from telemetry.charges import charge
+from telemetry.core.money import ZERO
+from telemetry.models import Bucket, Charge
+from telemetry.statements import CHARGED, IDLE, OVERHEAD, UNCHARGED
+from tests.telemetry.rows import at, hold, host_state, price, reservation, workload
+from tests.world import H100, World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def example(world: World) -> list[Charge]:
+    price(H100, "2.10", "2.40", since=at(0, day=1))
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9), at(11, 30), end_code="finished")
+    hold(workload(world, world.language), unit, at(12), at(14), end_code="killed_at_grace", checkpoint=at(13, 15))
+    booked = reservation(world, world.robotics, [unit], at(14), at(16))
+    inside = workload(world, world.robotics, reservation=booked)
+    hold(inside, unit, at(14, 30), at(15, 30), end_code="finished", reservation=booked)
+    host_state(world.hosts["alpha"], at(16, 30), admin="maintenance")
+    charge(at(17, 1))
+    return list(Charge.objects.filter(gpu=unit.gpu_id).order_by("start"))
+
+
+def amount(value: Decimal) -> str:
+    """At least two decimals, no trailing zeros beyond them."""
+    text = f"{value:f}".rstrip("0")
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals:0<2}"
+
+
+def test_the_tables_of_the_documentation_are_what_the_code_charges(world: World, root: Path) -> None:
+    rows = [
+        f"| {line.start:%H:%M} | {line.end:%H:%M} | {line.bucket} | {line.team_name}{' ' if line.team_name else ''}| "
+        f"{amount(line.cost)} | {amount(line.charged)} |"
+        for line in example(world)
+    ]
+    text = (root / "docs" / "money.md").read_text()
+    table = text.partition("<!-- example")[2].partition("<!-- /example")[0]
+    assert [line for line in table.splitlines() if line.startswith("| ")][1:] == rows
+
+
+def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root: Path) -> None:
+    lines = example(world)
+
+    def cost(buckets: tuple[Bucket, ...]) -> Decimal:
+        return sum((line.cost for line in lines if line.bucket in buckets), ZERO)
+
+    charged = sum((line.charged for line in lines), ZERO)
+    figures = [charged, charged - cost(CHARGED), cost(UNCHARGED), cost(IDLE), cost(OVERHEAD)]
+    total = charged - figures[1] + sum(figures[2:], ZERO)
+    words = "charged {} - margin {} + uncharged {} + idle {} + overhead {} = {}".format(
+        *map(amount, figures), amount(total)
+    )
+    assert words in (root / "docs" / "money.md").read_text()
+    assert total == 8 * Decimal("2.10")
+
+
+def test_every_bucket_is_explained(root: Path) -> None:
+    text = (root / "docs" / "money.md").read_text()
+    assert [bucket for bucket in Bucket.values if f"`{bucket}`" not in text] == []
