@@ -180,14 +180,15 @@ def _run(options: argparse.Namespace) -> int:
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
     state.lay_out_tools()
     launcher, notes = choose(options.launcher, state.folder / "probe")
-    for note in notes:
-        logging.getLogger("agent").warning(note)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
     hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"
     homes.mkdir(parents=True, exist_ok=True, mode=0o700)
     locks_folder = options.locks or (state.folder / "locks" if meter.simulated else _machine_locks())
     runs = Runs(state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose)
+    notes = [*notes, *runs.cgroups.notes]
+    for note in notes:
+        logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()
 
 

@@ -116,10 +116,10 @@ class Bubblewrap:
             self.program,
             *_namespaces(),
             *_system(),
-            *_interpreter(),
+            *("--bind", str(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
+            *_interpreter(),  # after /tmp, below which it may lie
             *("--proc", "/proc", "--dev", "/dev"),
             *_gpu_nodes(box.devices),
-            *("--bind", str(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *(argument for path in box.exposed for argument in ("--ro-bind-try", str(path), str(path))),
             *("--bind", str(box.home), str(view.home)),
             *("--ro-bind", str(box.tools / "bin"), str(view.tools / "bin")),

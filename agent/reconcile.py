@@ -163,6 +163,9 @@ def mistake(wanted: RunWanted, known_units: frozenset[str]) -> str:
         return "command: empty; a job needs one"
     if wanted.verb != "stop" and wanted.kind == "notebook" and not wanted.secret:
         return "secret: empty; a notebook needs one"
+    for field in ("cpu_milli", "memory_mib", "max_runtime_seconds"):
+        if not 0 <= getattr(wanted, field) < 1 << 40:
+            return f"{field}: {getattr(wanted, field)} is not a whole number from 0 on"
     strange = sorted(set(wanted.unit_uuids) - known_units)
     if strange:
         return f"unit_uuids: {strange[0][:60]!r} is not on this host"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import locks, processes
+from agent.cgroups import Cgroups
 from agent.launchers import Box, Launcher, View
 from agent.locks import Claim
 from agent.meter import Hardware
@@ -135,6 +136,7 @@ class Runs:
         self.homes = homes
         self.locks_folder = locks_folder
         self.exposed = exposed
+        self.cgroups = Cgroups()
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
         self._claims = {
@@ -240,6 +242,7 @@ class Runs:
         run.ended = ended
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
+        self.cgroups.remove(run.about["mark"])
         (run.folder / "in" / "secret").unlink(missing_ok=True)
         shutil.rmtree(run.folder / "tmp", ignore_errors=True)
         (run.folder / "spec.json").unlink(missing_ok=True)
@@ -335,6 +338,9 @@ class Runs:
             "signal_notice": wanted.kind == "job",
             "grace_seconds": max(0.0, wanted.grace_seconds),
             "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
+            "cgroup_procs": self.cgroups.make(
+                run.about["mark"], cpu_milli=wanted.cpu_milli, memory_mib=wanted.memory_mib
+            ),
         }
 
     def _box(self, run: Run, wanted: RunWanted) -> Box:

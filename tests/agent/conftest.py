@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent import processes
+from agent.cgroups import Cgroups
 from agent.protocol import RunWanted
 from agent.state import read_json
 from tests.agent.fake_edge import TOKEN, FakeEdge
@@ -81,6 +82,9 @@ class AgentProcess:
                         os.kill(pid, signal.SIGKILL)
                     except ProcessLookupError:
                         continue
+            about = read_json(folder / "run.json") or {}
+            if "mark" in about:
+                Cgroups().remove(about["mark"])
 
 
 MakeAgent = Callable[..., Awaitable[AgentProcess]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent import processes
+from agent.cgroups import Cgroups
 from agent.runs import boottime
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -145,6 +146,18 @@ async def test_a_job_is_stopped_at_its_longest_runtime(edge: FakeEdge, agent: Ag
     assert ended.outcome == "time_limit"
     assert ended.started_at is not None and ended.ended_at is not None
     assert 1.0 <= ended.ended_at - ended.started_at < 8
+
+
+async def test_a_job_over_its_memory_is_ended_as_out_of_memory_or_the_host_says_that_it_sets_no_limit(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    notes = " ".join(edge.observed[-1].inventory.notes)
+    if not Cgroups().limits_memory:
+        assert "No limits of" in notes and "memory" in notes
+        return
+    await edge.want(job("""python -c 'x = bytearray(400 << 20); x[::4096] = bytes(len(x) // 4096)'""", memory_mib=100))
+    ended = await edge.until_state("run-1", "ended")
+    assert (ended.outcome, ended.exit_code) == ("out_of_memory", 137)
 
 
 async def test_jobs_outlive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
@@ -361,6 +374,7 @@ async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(edge: Fa
         ({"environment": {"A B": "1"}}, "environment: 'A B'"),
         ({"kind": "virtual machine"}, "kind: 'virtual machine'"),
         ({"command": " "}, "command: empty"),
+        ({"memory_mib": -1}, "memory_mib: -1"),
     ],
 )
 async def test_a_run_that_can_not_be_is_refused_with_field_and_value(
