@@ -262,6 +262,11 @@ def _centre_of_teams(all_lines: Sequence[Line]) -> dict[str, str]:
     return best
 
 
+def statement_of(month: date) -> Statement:
+    """The statement of a month, made open when it has none yet."""
+    return Statement.objects.get_or_create(month=month)[0]
+
+
 def totals(month: date) -> dict[str, Any]:
     """The month in a few figures: charged and cost to the cent, GPU-hours by bucket, and the conservation line of each pool."""
     statement = Statement.objects.filter(month=month).first()
@@ -346,7 +351,7 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
         raise CannotClose(f"month is {month}; allowed: the first day of a month.")
     if month >= month_of(now):
         raise CannotClose(f"month is {month:%Y-%m}; allowed: a month that is over.")
-    Statement.objects.bulk_create([Statement(month=month)], ignore_conflicts=True)
+    statement_of(month)
     # From here on the trigger on charges refuses this month; a charge on its way is waited for by this UPDATE.
     if not _move(month, StatementState.OPEN, StatementState.CLOSING):
         raise CannotClose(f"month is {month:%Y-%m}; it is closed already.")

@@ -165,7 +165,7 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
     payer = checks.choice("payer", payer, IDLE_PAYERS)
     checks.done()
     with transaction.atomic():
-        statement, _ = Statement.objects.get_or_create(month=month, defaults={"idle_payer": payer})
+        statement = statements.statement_of(month)
         before = audit.facts(statement, "idle_payer")
         if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
             raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
