@@ -16,13 +16,16 @@ NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """May a team hold ``need`` slots more of a model? ``borrowed`` is the part above its guarantee."""
+    """May a team hold so many slots more of a model? ``borrowed`` is the part above its guarantee. ``held`` is what counts
+    against ``limit``: all of the team's work, or when ``firm`` only that which may not be evicted."""
 
     allowed: bool
     borrowed: int
     held: int
     guaranteed: int
     limit: int
+    over: int  # slots too many
+    firm: bool
 
 
 class Ledger:
@@ -33,6 +36,9 @@ class Ledger:
         self.guaranteed: dict[tuple[int, str], int] = {}
         self.limit: dict[tuple[int, str], int] = {}
         self.held: dict[tuple[int, str], int] = defaultdict(int)
+        self.firm: dict[tuple[int, str], int] = defaultdict(
+            int
+        )  # of that: reservations and work that may not be evicted
         self.standing: dict[tuple[int, str], int] = defaultdict(int)  # held before this plan gave anything out
         self.leaving: dict[tuple[int, str], int] = defaultdict(int)
         self.held_by_user: dict[int, int] = defaultdict(int)
@@ -49,17 +55,25 @@ class Ledger:
             return NO_LIMIT if team == self.pool.team else 0
         return self.guaranteed.get((team, model), 0)
 
-    def ceiling(self, team: int, model: str, may_borrow: bool) -> int:
+    def ceiling(self, team: int, model: str) -> int:
         """Slots the team may hold at most: its guarantee, and what it may borrow above that."""
-        if self.pool.kind is PoolKind.STATIC or not may_borrow:
-            return self.guarantee(team, model)
-        return self.limit.get((team, model), 0)
+        return self.guarantee(team, model) if self.pool.kind is PoolKind.STATIC else self.limit.get((team, model), 0)
 
-    def room(self, team: int, model: str, need: int, may_borrow: bool) -> Room:
-        held, guaranteed = self.held[team, model], self.guarantee(team, model)
-        limit = self.ceiling(team, model, may_borrow)
-        borrowed = min(need, max(0, held + need - guaranteed))
-        return Room(held + need <= limit, borrowed, held, guaranteed, limit)
+    def room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Room:
+        """May ``need`` slots be added? Work that is not preemptible has to fit the guarantee together with what else of
+        the team is not; the team's preemptible work is then what borrows, and what others may reclaim."""
+        held, firm = self.held[team, model], self.firm[team, model]
+        guaranteed, limit = self.guarantee(team, model), self.ceiling(team, model)
+        if not preemptible and firm + need > guaranteed:
+            return Room(False, 0, firm, guaranteed, guaranteed, firm + need - guaranteed, True)
+        if preemptible and not may_borrow:
+            limit = guaranteed
+        borrowed = min(need, max(0, held + need - guaranteed)) if preemptible else 0
+        return Room(held + need <= limit, borrowed, held, guaranteed, limit, max(0, held + need - limit), False)
+
+    def is_within_guarantee(self, team: int, model: str, need: int) -> bool:
+        """Would the team, with ``need`` slots more, still hold no more than it is guaranteed?"""
+        return self.held[team, model] + need <= self.guarantee(team, model)
 
     def excess(self, team: int, model: str) -> int:
         """Slots above the guarantee that are not already leaving: what others may reclaim. What this plan gives the

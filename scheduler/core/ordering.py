@@ -98,8 +98,7 @@ class Line:
         ledger, best = self.board.ledger, 2
         for kind in self.board.kinds_for(queued.ask):
             model = self.board.kinds[kind].model
-            guaranteed = ledger.guarantee(queued.team, model)
-            if ledger.held[queued.team, model] + self.board.need_slots(queued.ask, kind) <= guaranteed:
+            if ledger.is_within_guarantee(queued.team, model, self.board.need_slots(queued.ask, kind)):
                 return 0
             if ledger.is_under_guarantee(queued.team, model):
                 best = 1

@@ -35,9 +35,11 @@ class Search:
         self.board, self.queued, self.kind = board, queued, kind
         self.model = board.kinds[kind].model
         self.need = board.need_slots(queued.ask, kind)
-        room = board.ledger.room(queued.team, self.model, self.need, queued.may_borrow and queued.preemptible)
-        self.reclaims = queued.reservation is None and room.held + self.need <= room.guaranteed
-        self.over_ceiling = 0 if queued.reservation is not None else max(0, room.held + self.need - room.limit)
+        outside = queued.reservation is None
+        room = board.ledger.room(queued.team, self.model, self.need, queued.preemptible, queued.may_borrow)
+        self.reclaims = outside and board.ledger.is_within_guarantee(queued.team, self.model, self.need)
+        self.over_limit = room.over if outside else 0
+        self.hopeless = outside and room.firm  # what fills its team's guarantee may not be evicted
         self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
         self.obtainable = self._obtainable()
         self.candidates = self._candidates()
@@ -97,7 +99,7 @@ class Search:
         """Quota, user cap and the pool's spare capacity once these are gone."""
         own = sum(self._slots(v) for v in victims if self.board.running[v].team == self.queued.team)
         same_user = sum(self._slots(v) for v in victims if self.board.running[v].user == self.queued.user)
-        return own >= self.over_ceiling and same_user >= self.over_user_cap and self.leaves_spare(victims)
+        return own >= self.over_limit and same_user >= self.over_user_cap and self.leaves_spare(victims)
 
     def leaves_spare(self, victims: list[int]) -> bool:
         board = self.board
@@ -128,7 +130,7 @@ class Search:
 
     def run(self) -> RoomMade | None:
         """The cheapest lawful set found, or None when no set would do."""
-        if not self.candidates or not self.fits(self.candidates):
+        if self.hopeless or not self.candidates or not self.fits(self.candidates):
             return None
         victims = self._spread_over_hosts()
         if victims is None:
@@ -255,12 +257,15 @@ def minimised(board: Board, victims: list[int], suffices: Callable[[list[int]], 
     return kept
 
 
-def may_evict_somebody(board: Board, queued: Queued) -> bool:
+def may_evict_somebody(board: Board, queued: Queued, kind: int) -> bool:
     """A quick no for the many that could not evict anybody."""
     lowest = board.lowest_priority.get(queued.team)
     if lowest is not None and lowest < queued.priority:
         return True
-    return queued.reservation is None and board.someone_borrows
+    if queued.reservation is not None or not board.someone_borrows:
+        return False
+    need = board.need_slots(queued.ask, kind)
+    return board.ledger.is_within_guarantee(queued.team, board.kinds[kind].model, need)
 
 
 def make_room(board: Board, queued: Queued, kind: int) -> RoomMade | None:

@@ -201,7 +201,7 @@ class Simulation:
     def _replan(self) -> None:
         """Plan when something changed that somebody waits for."""
         if self.changed and (self.queued or any(not r.units for r in self.reservations.values())):
-            self._carry_out(plan(self.snapshot(), self.now))
+            self._carry_out(plan(self.snapshot(), self.now, explain=False))
         self.changed = False
 
     def _carry_out(self, planned: Plan) -> None:

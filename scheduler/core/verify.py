@@ -246,9 +246,11 @@ class Check:
 
     # -- quotas, caps, spare -------------------------------------------------------------------------------------------
 
-    def _held_slots(self, pool: int, team: int, model: str) -> int:
-        """Slots a team holds: running work outside reservations, and reservations that have their units."""
-        units = [u for r in self.snapshot.running if r.team == team and r.reservation is None for u in r.units]
+    def _held_slots(self, pool: int, team: int, model: str, firm: bool = False) -> int:
+        """Slots a team holds: running work outside reservations (``firm``: only what may not be evicted), and
+        reservations that have their units."""
+        mine_running = (r for r in self.snapshot.running if r.team == team and r.reservation is None)
+        units = [u for r in mine_running if not (firm and r.preemptible) for u in r.units]
         units += [u for u, r in self.bound.items() if self.reservations[r].team == team]
         mine = (self.units[u] for u in units if u in self.units)
         return sum(u.slots for u in mine if u.model == model and self.hosts[u.host].pool == pool)
@@ -275,14 +277,16 @@ class Check:
         after = before + sum(slots.values())
         if quota.borrow_limit is not None and after > quota.guaranteed + quota.borrow_limit:
             yield f"{where} holds {after}, above guarantee {quota.guaranteed} and borrow limit {quota.borrow_limit}"
-        firm = [
-            p for p in placements if not (self.queued[p.workload].preemptible and self.queued[p.workload].may_borrow)
-        ]
-        if firm and before + sum(slots[p.workload] for p in firm) > quota.guaranteed:
+        firm = [p for p in placements if not self.queued[p.workload].preemptible]
+        firm_slots = sum(slots[p.workload] for p in firm)
+        if firm and self._held_slots(pool, team, model, firm=True) + firm_slots > quota.guaranteed:
+            yield f"{where} borrows for work that is not preemptible"
+        barred = [p for p in placements if p not in firm and not self.queued[p.workload].may_borrow]
+        if barred and before + sum(slots[p.workload] for p in barred) > quota.guaranteed:
             yield f"{where} borrows for work that may not borrow"
-        if any(p.borrowed_slots for p in firm):
+        if any(p.borrowed_slots for p in [*firm, *barred]):
             yield f"{where}: work that may not borrow is marked as borrowed"
-        borrowed = max(0, after - quota.guaranteed) - max(0, before - quota.guaranteed)
+        borrowed = max(0, after - quota.guaranteed) - max(0, before - quota.guaranteed) - firm_slots
         if sum(p.borrowed_slots for p in placements) < borrowed:
             yield f"{where} borrows {borrowed} slots, the plan says {sum(p.borrowed_slots for p in placements)}"
 
@@ -359,13 +363,14 @@ class Check:
                 after |= dict.fromkeys(placement.units, self.now + stays)
         unbound = [r for r in self.snapshot.reservations if not r.units and r.end > self.now]
         unbound = [r for r in unbound if r.id not in self.bound.values()]
-        for reservation in sorted(unbound, key=lambda r: r.id):
+        possible = [r for r in sorted(unbound, key=lambda r: r.id) if self._can_keep(r, before)]
+        for reservation in possible:
             rivals = [
                 r
-                for r in unbound
+                for r in possible
                 if r.pool == reservation.pool and r.start <= reservation.start < r.end and r.ask.models
             ]
-            if self._can_keep(reservation, before) and not self._can_keep(reservation, after):
+            if not self._can_keep(reservation, after):
                 yield f"reservation {reservation.id} could be kept before the plan and can't after it"
             elif self._enough(reservation, rivals, before) and not self._enough(reservation, rivals, after):
                 yield f"reservations {[r.id for r in rivals]} can't all be kept after the plan"

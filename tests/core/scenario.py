@@ -63,7 +63,7 @@ class Scenario:
 
     def _snapshot(self, data: dict[str, Any]) -> Snapshot:
         owner = data.pop("static_for", None)
-        policy = {name: value for name, value in data.pop("policy", {}).items()}
+        policy = dict(data.pop("policy", {}).items())
         for name in ("spare", "most_per_user", "most_per_workload"):
             if name in policy:
                 field = {"spare": "spare_slots"}.get(name, name.replace("most_per_", "most_slots_per_"))

@@ -150,7 +150,7 @@ def running_work(
 ) -> list[Running]:
     """Work on a part of the units, sometimes a gang, sometimes on its way out; inside reservations only their own."""
     running: list[Running] = []
-    left = [u for u in units]
+    left = list(units)
     while left and len(running) < 12 and draw(st.integers(0, 5)) > 0:
         first = draw(st.sampled_from(left))
         same = [u for u in left if u.profile == first.profile and u.model == first.model]

@@ -39,27 +39,32 @@ NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
 def queued(workload: int, team: int = 1, units: int = 1, **more: Any) -> Queued:
     ask = more.pop("ask", Ask(units))
-    values: dict[str, Any] = dict(
-        project=1, user=team, pool=1, submitted=NOW - 60, max_runtime_seconds=HOUR, predicted_seconds=HOUR
-    )
+    values: dict[str, Any] = {
+        "project": 1,
+        "user": team,
+        "pool": 1,
+        "submitted": NOW - 60,
+        "max_runtime_seconds": HOUR,
+        "predicted_seconds": HOUR,
+    }
     return Queued(workload, team, ask=ask, **(values | more))
 
 
 def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Running:
-    values: dict[str, Any] = dict(
-        project=1,
-        user=90 + team,
-        pool=1,
-        started=NOW - 5 * HOUR,
-        until=NOW + 20 * HOUR,
-        predicted_until=NOW + HOUR,
-        preemptible=True,
-    )
+    values: dict[str, Any] = {
+        "project": 1,
+        "user": 90 + team,
+        "pool": 1,
+        "started": NOW - 5 * HOUR,
+        "until": NOW + 20 * HOUR,
+        "predicted_until": NOW + HOUR,
+        "preemptible": True,
+    }
     return Running(workload, team, units=units, **(values | more))
 
 
 def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[Unit, ...]:
-    values: dict[str, Any] = dict(model="H100", memory_mib=80_000, compute_capability=90)
+    values: dict[str, Any] = {"model": "H100", "memory_mib": 80_000, "compute_capability": 90}
     return tuple(
         Unit(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more)) for g in range(pool_gpus)
     )
@@ -284,7 +289,14 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "no quota": (quotas(Quota(2, 1, "H100", 2 * GPU, 8 * GPU)), "has no quota"),
     "above the borrow limit": (quotas(Quota(1, 1, "H100", 0, GPU), Quota(2, 1, "H100", 0)), "above guarantee"),
-    "borrowing for firm work": (quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), "may not borrow"),
+    "borrowing for firm work": (quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), "is not preemptible"),
+    "borrowing against the rule": (
+        both(
+            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)),
+            row("queued", 1, preemptible=True, may_borrow=False),
+        ),
+        "may not borrow",
+    ),
     "borrowed and not said": (
         both(
             quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)),

@@ -1,0 +1,88 @@
+"""What keeps a workload from starting whatever is free: its gate, its back-off, its reservation's time, hardware that does
+not exist, caps and a missing quota. Such work takes no place in the queue."""
+
+from __future__ import annotations
+
+from scheduler.core.board import Board
+from scheduler.core.model import Numbers, PoolKind, Queued, Refusal
+from scheduler.core.reasons import Code
+from scheduler.core.timeline import never_fits, numbers
+
+Why = tuple[str, Numbers]
+
+
+class Gates:
+    """The turned away of one pool; equal asks are judged once."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._impossible: dict[tuple[int, int], Why | None] = {}
+
+    def turned_away(self, queued: Queued) -> Refusal | None:
+        """The refusal of what could not start whatever was free; None for what may stand in line."""
+        gated = self._gate(queued)
+        if gated is not None:
+            code, why, expected = gated
+            return Refusal(queued.id, code, why, None, expected)
+        impossible = self._over_runtime_cap(queued) or self._impossibility(queued) or self._no_quota(queued)
+        return None if impossible is None else Refusal(queued.id, *impossible)
+
+    def _gate(self, queued: Queued) -> tuple[str, Numbers, int | None] | None:
+        now = self.board.now
+        if queued.gate:
+            return queued.gate, queued.gate_numbers, None
+        if queued.not_before > now:
+            return Code.BACKING_OFF, numbers(until=queued.not_before), queued.not_before
+        if queued.reservation is None:
+            return None
+        reservation = self.board.reservation_by_id.get(queued.reservation)
+        if reservation is None or reservation.end <= now:
+            return Code.RESERVATION_OVER, numbers(reservation=queued.reservation), None
+        if reservation.start > now:
+            why = numbers(reservation=reservation.id, start=reservation.start)
+            return Code.RESERVATION_NOT_STARTED, why, reservation.start
+        if reservation.team != queued.team or reservation.project != queued.project:
+            why = numbers(project=reservation.project, reservation=reservation.id, team=reservation.team)
+            return Code.RESERVATION_NOT_YOURS, why, None
+        return None
+
+    def _over_runtime_cap(self, queued: Queued) -> Why | None:
+        longest = self.board.policy.longest_runtime_seconds
+        if queued.max_runtime_seconds <= longest:
+            return None
+        return Code.OVER_RUNTIME_CAP, numbers(asked=queued.max_runtime_seconds, longest=longest)
+
+    def _impossibility(self, queued: Queued) -> Why | None:
+        """No such hardware, too big for every host, or above the cap on one workload."""
+        key = self.board.ask_number(queued.ask), queued.team if self.board.pool.kind is PoolKind.STATIC else 0
+        if key not in self._impossible:
+            never = never_fits(self.board, queued.ask, queued.team)
+            self._impossible[key] = never or self._over_workload_cap(queued)
+        return self._impossible[key]
+
+    def _over_workload_cap(self, queued: Queued) -> Why | None:
+        cap = self.board.policy.most_slots_per_workload
+        need = min(self.board.need_slots(queued.ask, kind) for kind in self.board.kinds_for(queued.ask))
+        return None if cap is None or need <= cap else (Code.OVER_WORKLOAD_CAP, numbers(cap=cap, need=need))
+
+    def _no_quota(self, queued: Queued) -> Why | None:
+        board = self.board
+        if board.pool.kind is PoolKind.STATIC or queued.reservation is not None:
+            return None
+        kinds = board.kinds_for(queued.ask)
+        if any((queued.team, board.kinds[kind].model) in board.ledger.guaranteed for kind in kinds):
+            return None
+        models = sorted({board.kinds[kind].model for kind in kinds})
+        return Code.NO_QUOTA, numbers(models=models, pool=board.pool.id, team=queued.team)
+
+
+def turn_away(board: Board) -> list[Queued]:
+    """Refuse what could not start whatever was free; the rest may stand in line."""
+    gates, eligible = Gates(board), []
+    for queued in board.queued:
+        refusal = gates.turned_away(queued)
+        if refusal is None:
+            eligible.append(queued)
+        else:
+            board.refusals.append(refusal)
+    return eligible

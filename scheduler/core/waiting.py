@@ -1,0 +1,355 @@
+"""What is said to a workload that waits: the reason, its place, when it may expect to start, and behind whom.
+
+The reason is the first thing whose absence would help, found by leaving it out and trying again. The start comes from the
+forecast, into which everything further ahead was counted; the first that wait get particular units set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from scheduler.core import fit, preempt
+from scheduler.core.board import NEVER, NOBODY, Board
+from scheduler.core.fairshare import NO_LIMIT, Room
+from scheduler.core.model import Numbers, Queued, Refusal
+from scheduler.core.reasons import Code
+from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
+
+HOLDS = 2  # so many of the first that don't fit get particular units set aside
+FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
+BLOCKERS_NAMED = 20
+
+Why = tuple[str, Numbers]
+
+
+def room_for(board: Board, queued: Queued, kind: int) -> Room:
+    """What quota leaves for a workload on units of one kind; inside a reservation it is the reservation that counts."""
+    if queued.reservation is not None:
+        return Room(True, 0, 0, 0, NO_LIMIT, 0, False)
+    need, model = board.need_slots(queued.ask, kind), board.kinds[kind].model
+    return board.ledger.room(queued.team, model, need, queued.preemptible, queued.may_borrow)
+
+
+def within_caps(board: Board, queued: Queued, kind: int) -> bool:
+    """The caps on one user and on one workload."""
+    need, cap = board.need_slots(queued.ask, kind), board.policy.most_slots_per_workload
+    return need <= board.ledger.user_cap_left(queued.user) and (cap is None or need <= cap)
+
+
+class Waiting:
+    """The refusals of one pool's cycle, in the order of its queue."""
+
+    def __init__(self, board: Board, promises: Promises, explain: bool) -> None:
+        self.board, self.promises, self.explain = board, promises, explain
+        self.position = 0
+        self.holds = 0
+        self.forecasts = 0
+        self.latest_start = board.now
+        self.behind = 0  # slot-seconds waiting behind the last forecast
+        self.forecast: Forecast | None = None
+        self._obstacles: dict[Hashable, Why] = {}
+        self._by_end: dict[int, list[int]] = {}
+
+    def note_placed(self, queued: Queued, units: list[int]) -> None:
+        """A workload was started: the forecast has to know."""
+        if self.forecast is not None:
+            self.forecast.note_placed(units, queued.predicted_seconds)
+
+    def note_leaving(self, team: int) -> None:
+        """Some of a team's work was told to go: it ends sooner than was expected."""
+        self._by_end.pop(team, None)
+
+    def wait_for(self, queued: Queued, kind: int, units: list[int], leaving: list[int]) -> None:
+        """Refuse it for now, its units earmarked and counted as its team's."""
+        board = self.board
+        board.keep(queued, units)
+        if queued.reservation is None:
+            key = (queued.team, board.kinds[kind].model)
+            board.ledger.held[key] += board.need_slots(queued.ask, kind)
+            board.ledger.firm[key] += 0 if queued.preemptible else board.need_slots(queued.ask, kind)
+        if self.forecast is not None:
+            self.forecast.note_kept(units)
+        known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
+        start = max([board.now + 1, *known_stops]) if known_stops else board.now + lead_seconds(board)
+        self.position += 1
+        board.refusals.append(
+            Refusal(
+                queued.id,
+                Code.WAITS_FOR_EVICTION,
+                numbers(model=board.kinds[kind].model, need=len(units), workloads=len(leaving)),
+                self.position,
+                start,
+                tuple(sorted(board.running[v].id for v in leaving)),
+            )
+        )
+
+    def refuse(self, queued: Queued) -> None:
+        """Say why it waits, its place, and when it may expect to start."""
+        self.position += 1
+        if not self.explain and self.holds >= HOLDS:
+            waits = numbers(need=queued.ask.total_units)
+            self.board.refusals.append(Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position))
+            return
+        code, why = self._obstacle(queued)
+        start: int | None
+        held: tuple[int, ...] = ()
+        blockers: tuple[int, ...] = ()
+        if queued.reservation is not None:
+            start, blockers = self._start_inside_reservation(queued)
+        elif code in (Code.OVER_QUOTA, Code.OVER_USER_CAP):
+            start, blockers = self._start_within_limits(queued, code)
+        elif code == Code.HOST_CLOSED:
+            start = None
+        else:
+            start, blockers, held = self._start_on_units(queued)
+        self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
+
+    def _obstacle(self, queued: Queued) -> Why:
+        """The first thing that is in the way, found by leaving it out and trying again."""
+        limits = self._limits(queued)
+        if limits is not None:
+            return limits
+        key = self._obstacle_key(queued)
+        if key not in self._obstacles:
+            self._obstacles[key] = self._physical_obstacle(queued)
+        code, why = self._obstacles[key]
+        if code in (Code.WAITS_FOR_UNITS, Code.BEHIND_OTHERS):
+            return code, (("ahead", self.position - 1), *why)
+        return code, why
+
+    def _obstacle_key(self, queued: Queued) -> Hashable:
+        """Two asks with the same key have the same things in their way."""
+        times = None
+        if fit.in_time(self.board, queued) is not None:
+            times = queued.max_runtime_seconds, queued.predicted_seconds, queued.preemptible
+        team = queued.team if self.board.is_shared(queued.ask) else 0
+        keeper = queued.id if queued.id in self.board.keepers else 0
+        return self.board.ask_number(queued.ask), times, queued.priority, queued.reservation, team, keeper
+
+    def _limits(self, queued: Queued) -> Why | None:
+        """Quota or user cap, when no kind it accepts is within both; with the numbers of its first choice."""
+        board, found = self.board, None
+        for kind in board.kinds_for(queued.ask):
+            room, need = room_for(self.board, queued, kind), board.need_slots(queued.ask, kind)
+            if room.allowed and within_caps(self.board, queued, kind):
+                return None
+            if not room.allowed:
+                why: Why = (
+                    Code.OVER_QUOTA,
+                    numbers(
+                        guaranteed=room.guaranteed,
+                        held=room.held,
+                        limit=None if room.limit >= NO_LIMIT else room.limit,
+                        may_borrow=queued.may_borrow and queued.preemptible,
+                        model=board.kinds[kind].model,
+                        need=need,
+                        preemptible=queued.preemptible,
+                    ),
+                )
+            else:
+                held = board.ledger.held_by_user[queued.user]
+                why = Code.OVER_USER_CAP, numbers(cap=board.policy.most_slots_per_user, held=held, need=need)
+            found = found or why
+        return found
+
+    def _physical_obstacle(self, queued: Queued) -> Why:
+        board, ask = self.board, queued.ask
+        kinds = board.kinds_for(ask)
+        fitting = np.isin(board.kind, np.array(kinds, dtype=np.int64))
+        free = int((board.free & fitting).sum())
+        if queued.reservation is not None:
+            inside = (board.bound == queued.reservation) & fitting
+            return Code.WAITS_FOR_UNITS, numbers(
+                free=int((inside & (board.holder == NOBODY)).sum()),
+                need=ask.total_units,
+                of=int(inside.sum()),
+                reservation=queued.reservation,
+            )
+        if not any(fits_empty(board, ask, kind, board.usable) for kind in kinds):
+            return self._closed(queued)
+        return self._promised_to_others(queued, free) or (
+            Code.WAITS_FOR_UNITS,
+            numbers(
+                free=free,
+                hosts=ask.hosts,
+                model=board.kinds[kinds[0]].model,
+                need=ask.total_units,
+            ),
+        )
+
+    def _closed(self, queued: Queued) -> Why:
+        """The hosts that could serve it don't take work: by maintenance that has an end, or for another reason."""
+        board = self.board
+        for kind in board.kinds_for(queued.ask):
+            if fits_empty(board, queued.ask, kind, board.in_service):
+                now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
+                ends = min(end for _, end in now_on)
+                return Code.HELD_FOR_MAINTENANCE, numbers(end=ends, start=min(start for start, _ in now_on))
+        codes = sorted({h.closed_code for h in board.hosts if not h.accepts and h.closed_code})
+        closed = sum(not h.accepts for h in board.hosts)
+        unwell = sum(not u.well for u in board.units)
+        return Code.HOST_CLOSED, numbers(codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell)
+
+    def _promised_to_others(self, queued: Queued, free: int) -> Why | None:
+        """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help.
+        None when the units are simply not there."""
+        board, need = self.board, queued.ask.total_units
+        if self._fits_ignoring(queued, fit.NOTHING):  # then it was the spare capacity
+            spare = board.policy.spare_slots
+            slots = board.need_slots(queued.ask, board.kinds_for(queued.ask)[0])
+            return Code.SPARE_CAPACITY_KEPT, numbers(free=board.free_slots, need=slots, spare=spare)
+        if self._fits_ignoring(queued, frozenset({fit.HOLDS})):
+            return Code.BEHIND_OTHERS, numbers(free=free, need=need)
+        concerned = board.free & np.isin(board.kind, np.array(board.kinds_for(queued.ask), dtype=np.int64))
+        if self._fits_ignoring(queued, frozenset({fit.HOLDS, fit.MAINTENANCE})):
+            start = int(board.maintenance_from[concerned].min())
+            runs = queued.max_runtime_seconds
+            return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, runs=runs, start=start)
+        if self._fits_ignoring(queued, fit.EVERYTHING):
+            first = int(np.argmin(np.where(concerned, board.reserved_from, NEVER)))
+            return Code.HELD_FOR_RESERVATION, numbers(
+                free=free,
+                need=need,
+                reservation=int(board.reserved_for[first]),
+                runs=fit.gone_after(board, queued),
+                start=int(board.reserved_from[first]),
+            )
+        return None
+
+    def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
+        available = fit.takeable(self.board, queued, ignoring)
+        kinds = self.board.kinds_for(queued.ask)
+        return any(fit.choose(self.board, queued.ask, kind, available) is not None for kind in kinds)
+
+    # -- when it may expect to start ---------------------------------------------------------------------------------
+
+    def _start_on_units(self, queued: Queued) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
+        """(expected start, who it waits for, units set aside for it) from the forecast, which then counts it in.
+
+        Not before something has changed: it does not fit now, be it for CPU or NVLink, which the forecast can't see.
+        """
+        board = self.board
+        if self.forecasts >= FORECAST_DEPTH:
+            return self._start_by_pace(queued), (), ()
+        self.forecasts += 1
+        if self.forecast is None:
+            self.forecast = Forecast(board, self.promises)
+        best: tuple[int, int, list[int]] | None = None
+        for kind in board.kinds_for(queued.ask):
+            if not room_for(self.board, queued, kind).allowed:
+                continue
+            seconds = fit.gone_after(board, queued) if queued.preemptible else queued.max_runtime_seconds
+            found = self.forecast.earliest(queued.ask, kind, seconds, board.now + 1)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found[0], kind, found[1]
+        if best is None:
+            return None, (), ()
+        start, kind, hosts = max(best[0], board.now + 1), best[1], best[2]
+        self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
+        self.latest_start = max(self.latest_start, start)
+        held: tuple[int, ...] = ()
+        if self.holds < HOLDS:
+            self.holds += 1
+            held = self._hold(queued, kind, hosts, start)
+        return start, self._blockers(kind, hosts, start), held
+
+    def _start_by_pace(self, queued: Queued) -> int | None:
+        """Deep in the queue: after the last forecast start, the time the pool needs for the work in between."""
+        capacity = int(self.board.slots[self.board.usable].sum())
+        if capacity == 0:
+            return None
+        kind = self.board.kinds_for(queued.ask)[0]
+        start = self.latest_start + self.behind // capacity
+        self.behind += self.board.need_slots(queued.ask, kind) * queued.predicted_seconds
+        return max(start, self.board.now + 1)
+
+    def _hold(self, queued: Queued, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
+        """Set units aside on the hosts it is expected to start on: those given back last before its start first,
+        so that what is free longer stays free for others."""
+        assert self.forecast is not None
+        board, chosen = self.board, []
+        for host in hosts:
+            first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
+            mine = [
+                u
+                for u in range(first, last)
+                if board.kind[u] == kind
+                and self.forecast.free_at[u] <= start
+                and board.kept[u] == 0
+                and board.reserved_from[u] > start
+            ]
+            mine.sort(key=lambda u: (-int(self.forecast.free_at[u]), u) if self.forecast else (0, u))
+            chosen += mine[: queued.ask.units]
+        board.hold(chosen, start)
+        return tuple(sorted(board.units[u].id for u in chosen))
+
+    def _blockers(self, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
+        """Work on those hosts that is expected to end by then, the last to end first."""
+        board, found = self.board, []
+        for host in hosts:
+            first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
+            for holder in {int(h) for h in board.holder[first:last][board.kind[first:last] == kind]}:
+                if 0 <= holder < len(board.running) and expected_end(board.running[holder], board.now) <= start:
+                    found.append((-expected_end(board.running[holder], board.now), board.running[holder].id))
+        return tuple(sorted({workload for _, workload in sorted(set(found))[:BLOCKERS_NAMED]}))
+
+    def _start_within_limits(self, queued: Queued, code: str) -> tuple[int | None, tuple[int, ...]]:
+        """When enough of its own team's (or user's) work will have ended; None when no end of work would be enough."""
+        board = self.board
+        options: list[tuple[int, tuple[int, ...]]] = []
+        for kind in board.kinds_for(queued.ask):
+            model, need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
+            if code == Code.OVER_QUOTA:
+                room = room_for(self.board, queued, kind)
+                over = room.over
+                own = [
+                    i
+                    for i in self._of_team_by_end(queued.team)
+                    if board.running[i].reservation is None and not (room.firm and board.running[i].preemptible)
+                ]
+            else:
+                over = need - board.ledger.user_cap_left(queued.user)
+                own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
+            waited_for: list[int] = []
+            for i in own:
+                if over <= 0:
+                    break
+                counted = [u for u in board.units_of[i] if code != Code.OVER_QUOTA or board.model_of(u) == model]
+                if counted:
+                    over -= sum(int(board.slots[u]) for u in counted)
+                    waited_for.append(i)
+            if over <= 0 and waited_for:
+                end = self._end_and_id(waited_for[-1])[0]
+                options.append((end, tuple(sorted(board.running[i].id for i in waited_for))))
+        return min(options, default=(None, ()), key=lambda option: option[0] or 0)
+
+    def _end_and_id(self, i: int) -> tuple[int, int]:
+        end = expected_end(self.board.running[i], self.board.now)
+        if i in self.board.evicted:
+            end = min(end, self.board.now + lead_seconds(self.board))
+        return end, self.board.running[i].id
+
+    def _of_team_by_end(self, team: int) -> list[int]:
+        """A team's running work, the first to end first."""
+        if team not in self._by_end:
+            self._by_end[team] = sorted(self.board.of_team.get(team, []), key=self._end_and_id)
+        return self._by_end[team]
+
+    def _start_inside_reservation(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
+        """When enough of the work inside the same reservation will have ended; None if that is after its end."""
+        board = self.board
+        reservation = board.reservation_by_id[queued.reservation or 0]
+        if not (board.bound == reservation.id).any():
+            return board.now + lead_seconds(board), ()
+        inside = [i for i, r in enumerate(board.running) if r.reservation == reservation.id]
+        inside.sort(key=self._end_and_id)
+        for count in range(1, len(inside) + 1):
+            end = expected_end(board.running[inside[count - 1]], board.now)
+            if end >= reservation.end:
+                break
+            for kind in board.kinds_for(queued.ask):
+                if preempt.Search(board, queued, kind).fits(inside[:count]):
+                    return end, tuple(sorted(board.running[i].id for i in inside[:count]))
+        return None, ()
