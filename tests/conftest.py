@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -16,6 +17,12 @@ from pytest_django.plugin import DjangoDbBlocker
 
 PROGRAM_ROLE = "gpupool_app"
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
+
+# A slow moment of the machine is no failure of the product: properties are judged by what holds, not by the clock.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("suite")
 
 NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
