@@ -20,7 +20,7 @@ WRITERS = {
     "Rollup": ("telemetry/rollups.py",),
     "Charge": ("telemetry/charges.py",),
     # Who pays a month's idle time may be settled by a person before anything of that month was charged.
-    "Statement": ("telemetry/statements.py", "portal/services/money.py"),
+    "Statement": ("telemetry/statements.py", "telemetry/charges.py", "portal/services/money.py"),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
