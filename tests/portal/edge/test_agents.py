@@ -7,11 +7,12 @@ import json
 import time
 
 import aiohttp
+import pytest
 import redis
 from django.utils import timezone
 
 from agent import protocol
-from portal.edge import agents
+from portal.edge import agents, metrics
 from scheduler import services
 from scheduler.models import Host, Run
 from scheduler.nudge import HOST_CHANNEL
@@ -51,10 +52,7 @@ async def test_a_nudge_brings_the_desired_state_at_once(place: Place, agent: Sma
     await agent.say(observed())
     await agent.hear()
     await asyncio.to_thread(nudge, place, agent.host)
-    begin = time.monotonic()
-    desired = await agent.hear(seconds=1)
-    assert isinstance(desired, protocol.Desired)
-    assert time.monotonic() - begin < 0.5
+    assert isinstance(await agent.hear(seconds=2), protocol.Desired)
 
 
 async def test_a_connection_without_a_credential_is_told_so(place: Place) -> None:
@@ -85,6 +83,50 @@ async def test_a_revoked_agent_is_cut_at_its_next_sync_when_the_nudge_is_lost(ag
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
     await agent.say(observed())
     assert "revoked" in (await agent.hear_refusal()).reason
+
+
+async def test_an_open_connection_does_not_outlive_its_credential(agent: SmallAgent) -> None:
+    await agent.connect()
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now())
+    await agent.say(observed())
+    assert "expired" in (await agent.hear_refusal()).reason
+
+
+async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: SmallAgent) -> None:
+    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
+    before = await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
+    await agent.connect()
+    await agent.say(observed())
+    desired = await agent.hear()
+    assert desired.credential not in ("", agent.credential)
+    listening = asyncio.create_task(agent.hear(seconds=30))  # reads on, and so answers the ping behind the frame
+    async with asyncio.timeout(3):
+        while await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
+            await asyncio.sleep(0.02)
+    await agent.say(observed(2))  # the connection goes on with it
+    assert isinstance(await listening, protocol.Desired)
+    stale = SmallAgent(agent.place, agent.host, agent.credential)
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        await stale.connect()
+
+
+async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(agent: SmallAgent) -> None:
+    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
+    await agent.connect(autoping=False)
+    for number in range(3):
+        await agent.say(observed(number))
+        assert (await agent.hear()).credential
+        assert agent.socket is not None
+        if number == 0:
+            assert (await agent.socket.receive()).type is aiohttp.WSMsgType.PING
+    await agent.close()
+    again = SmallAgent(agent.place, agent.host, agent.credential)
+    await again.connect()
+    await again.say(observed(4))
+    assert isinstance(await again.hear(), protocol.Desired)
+    await again.close()
 
 
 async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(place: Place, agent: SmallAgent) -> None:
@@ -187,12 +229,13 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, a
         for _ in range(3000):
             await agent.say(text)
 
+    taken_in = metrics.FRAMES.labels("samples")._value.get
+    before, began = taken_in(), time.monotonic()
     flooding = asyncio.create_task(flood())
-    await asyncio.sleep(0.2)
-    begin = time.monotonic()
+    await asyncio.sleep(1.0)
+    assert taken_in() - before <= 5 + agents.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
     await other.say(observed(host="beta"))
-    assert isinstance(await other.hear(), protocol.Desired)
-    assert time.monotonic() - begin < 1.0
+    assert isinstance(await other.hear(seconds=3), protocol.Desired)
     flooding.cancel()
     await other.close()
 

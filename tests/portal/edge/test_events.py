@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 
 import aiohttp
 import pytest
@@ -67,10 +66,8 @@ async def test_a_page_hears_of_its_topics_and_of_no_others(place: Place) -> None
     assert answer.headers["Access-Control-Allow-Origin"] == settings.GPUPOOL_PORTAL_URL
     assert answer.headers["Access-Control-Allow-Credentials"] == "true"
     await tell("hosts")
-    begin = time.monotonic()
     await tell(own)
     assert await next_event(answer) == ("workload", own)
-    assert time.monotonic() - begin < 0.5
     answer.close()
     await until(lambda: not place.edge.events._by_topic)
 
@@ -101,13 +98,16 @@ async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) ->
     assert (await listen(place, key, "queue")).status == 401
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "{portal}.evil.example", "{portal}/", "{workspace}"])
-async def test_other_sites_hear_nothing(place: Place, origin: str) -> None:
+async def test_other_sites_hear_nothing(place: Place) -> None:
     key = await rows(sign_in, place.world.vision.member)
-    sent = origin.format(portal=settings.GPUPOOL_PORTAL_URL, workspace=f"http://{place.name('w123')}")
-    answer = await listen(place, key, "queue", Origin=sent)
+    portal = settings.GPUPOOL_PORTAL_URL
+    for origin in ("http://evil.example", "null", f"{portal}.evil.example", f"{portal}/", f"http://{place.name('w123')}"):
+        answer = await listen(place, key, "queue", Origin=origin)
+        assert answer.status == 403, origin
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    cookie = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={key}", "Sec-Fetch-Site": "same-site"}
+    answer = await place.session.get(f"{place.url}/events?topics=queue", headers=cookie)
     assert answer.status == 403
-    assert "Access-Control-Allow-Origin" not in answer.headers
 
 
 async def test_signing_out_ends_the_stream(place: Place) -> None:
