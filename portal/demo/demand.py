@@ -68,7 +68,7 @@ STREAMS = (
     Stream("folding", ("binder", "fold-md"), ("lead", "folding-member"), "shared", "H100-80GB",
            ("binder-sweep", "af-tune", "relax", "low-res"), 12, ((1, 70), (2, 20), (4, 10)), 0.9, 1.5, 40, utilisation=82),
     Stream("folding", ("fold-md",), ("folding-member", "lead"), "shared", "H100-80GB",
-           ("fold-md", "af-tune-full"), 1.5, ((8, 100),), 7.0, 0.8, 48, utilisation=91),
+           ("fold-md", "af-tune-full"), 1.6, ((4, 65), (8, 35)), 7.0, 0.8, 48, utilisation=91),
     Stream("folding", ("binder",), ("lead", "folding-member"), "shared", "A100-80GB",
            ("notebook",), 1.5, ((1, 100),), 2.2, 0.7, 9, type="interactive", kind="notebook", preemptible=False, utilisation=15),
     Stream("climate", ("era5", "nowcast"), ("climate-lead", "climate-member"), "shared", "H100-80GB",

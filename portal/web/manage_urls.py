@@ -2,9 +2,11 @@
 
 from django.urls import path
 
-from portal.web import approvals, chargeback, fleet, hosts
+from portal.web import approvals, chargeback, fleet, hosts, utilisation
 
 urlpatterns = [
+    path("utilisation/", utilisation.utilisation, name="utilisation"),
+    path("utilisation/<str:chart>.csv", utilisation.utilisation_csv, name="utilisation-csv"),
     path("chargeback/", chargeback.chargeback, name="chargeback"),
     path("chargeback/rates/", chargeback.rate_card, name="rate-card"),
     path("chargeback/budgets/", chargeback.budgets, name="budgets"),

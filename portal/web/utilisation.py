@@ -1,0 +1,189 @@
+"""Utilisation: where GPU-hours go, who uses them, how long people wait, what pooling saves. Each chart has its table and CSV."""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.selectors import use_pages as reads
+from portal.templatetags.gpupool import duration, grouped, money, percent
+from portal.web import use_charts
+from portal.web.access import signed_in, viewer
+from portal.web.context import organisation_of
+from portal.web.records import safe_cell
+from telemetry import selectors
+from telemetry.months import bounds, month_of, next_month
+
+PERIODS = (("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("month", "This month"), ("last", "Last month"))
+LONGEST_DAYS = 400
+
+
+@signed_in
+def utilisation(request: HttpRequest) -> HttpResponseBase:
+    """``period`` (or ``start`` and ``end``), ``pool``, ``team``, ``model`` and ``by`` are in the address."""
+    user, now = viewer(request), timezone.now()
+    question = _question(request, user, now)
+    charts = {name: use_charts.make(name, question) for name in use_charts.ORDER}
+    query = _query(request)
+    fall = question.waterfall
+    saving = question.saving
+    waits = question.all_waits
+    context = {
+        "charts": [
+            {
+                "chart": chart,
+                "csv": f"{reverse('utilisation-csv', args=[name])}{query}",
+                "name": name,
+                "height": chart.height,
+            }
+            for name, chart in charts.items()
+        ],
+        "figures": _figures(question, fall, saving, waits),
+        "start": question.filters.start,
+        "end": question.filters.end,
+        "coverage": fall.coverage,
+        "freshness": selectors.freshness(),
+        "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
+        "pools": _choices(
+            request,
+            "pool",
+            (("", "All pools"), *((p.slug, p.name) for p in question.pools)),
+            request.GET.get("pool", ""),
+        ),
+        "teams": _choices(
+            request,
+            "team",
+            (("", "All teams"), *((t.slug, t.name) for t in question.teams)),
+            request.GET.get("team", ""),
+        ),
+        "models": _choices(
+            request, "model", (("", "All models"), *((m, m) for m in question.models)), request.GET.get("model", "")
+        ),
+        "dimensions": _choices(request, "by", use_charts.DIMENSIONS, question.dimension),
+        "simulated": reads.has_simulated_use(question.filters),
+        "now": now,
+    }
+    return render(request, "manage/utilisation.html", context)
+
+
+@signed_in
+def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
+    """The figures behind one chart."""
+    if chart not in use_charts.ORDER:
+        raise Http404(f"chart is {chart[:30]!a}; allowed: {', '.join(use_charts.ORDER)}.")
+    made = use_charts.make(chart, _question(request, viewer(request), timezone.now()))
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{chart}.csv"'
+    writer = csv.writer(response)
+    writer.writerow(use_charts.CSV_COLUMNS[chart])
+    writer.writerows([["" if cell is None else safe_cell(str(cell)) for cell in row] for row in made.raw])
+    return response
+
+
+def _question(request: HttpRequest, user: User, now: datetime) -> use_charts.Question:
+    start, end = _period(request, now)
+    pools = list(policy.visible_pools(user).order_by("name"))
+    teams = list(policy.visible_teams(user).order_by("name"))
+    models = reads.models(user)
+    pool = next((p for p in pools if p.slug == request.GET.get("pool")), None)
+    team = next((t for t in teams if t.slug == request.GET.get("team")), None)
+    model = request.GET.get("model", "")
+    dimension = request.GET.get("by", "team")
+    if dimension not in dict(use_charts.DIMENSIONS):
+        raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(use_charts.DIMENSIONS))}.")
+    organisation = organisation_of(request)
+    return use_charts.Question(
+        filters=selectors.Filters(
+            start=start,
+            end=end,
+            pool=pool.pk if pool else None,
+            team=team.pk if team else None,
+            model=model if model in models else "",
+        ),
+        mine=None if policy.sees_all_teams(user) or policy.sees_all_charges(user) else [t.pk for t in teams],
+        viewer=user,
+        dimension=dimension,
+        pools=pools,
+        teams=teams,
+        models=models,
+        now=now,
+        currency=organisation.currency if organisation else "EUR",
+    )
+
+
+def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
+    """Whole hours in UTC; of a wrong address the page says what is allowed."""
+    hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    if request.GET.get("start") or request.GET.get("end"):
+        return _given_period(request.GET.get("start", ""), request.GET.get("end", ""))
+    name = request.GET.get("period", "7d")
+    if name == "month":
+        return bounds(month_of(now))[0], hour
+    if name == "last":
+        last = (month_of(now) - timedelta(days=1)).replace(day=1)
+        return bounds(last)[0], bounds(next_month(last))[0]
+    days = {"24h": 1, "7d": 7, "30d": 30}
+    if name not in days:
+        raise Http404(f"period is {name[:20]!a}; allowed: {', '.join(dict(PERIODS))}, or start and end.")
+    return hour - timedelta(days=days[name]), hour
+
+
+def _given_period(first: str, last: str) -> tuple[datetime, datetime]:
+    try:
+        start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in (first, last))
+    except ValueError:
+        raise Http404("start and end: allowed are dates such as 2026-03-01, both of them.") from None
+    if not start < end <= start + timedelta(days=LONGEST_DAYS) or start.year < 2000 or end.year > 2200:
+        raise Http404(f"end is {last[:20]!a}; allowed: after the start and within {LONGEST_DAYS} days of it.")
+    return start, end
+
+
+def _query(request: HttpRequest) -> str:
+    query = request.GET.copy()
+    return f"?{query.urlencode()}" if query else ""
+
+
+def _choices(request: HttpRequest, name: str, choices: Any, current: str) -> list[dict[str, Any]]:
+    rows = []
+    for value, label in choices:
+        query = request.GET.copy()
+        query[name] = value
+        if name == "period":
+            query.pop("start", None)
+            query.pop("end", None)
+        rows.append({"label": label, "url": f"?{query.urlencode()}", "current": value == current})
+    return rows
+
+
+def _figures(question: use_charts.Question, fall: Any, saving: Any, waits: Any) -> list[dict[str, Any]]:
+    by_key = {step.key: step for step in fall.steps}
+    free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
+    unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
+    p50, p95 = use_charts.overall_wait(waits)
+    return [
+        {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
+        {
+            "label": "Held or reserved",
+            "value": percent(1 - free if fall.gpu_hours else None, 1),
+            "small": "of capacity",
+        },
+        {
+            "label": "Held but not used",
+            "value": money(sum((step.cost for step in unused), start=fall.cost * 0), question.currency),
+            "small": f"{grouped(sum(step.gpu_hours for step in unused))} h",
+        },
+        {"label": "Wait, p50", "value": duration(p50), "small": f"p95 {duration(p95)}"},
+        {
+            "label": "Saved by pooling",
+            "value": f"{grouped(saving.gpus, 1)} GPUs",
+            "small": "" if saving.per_month is None else f"{money(saving.per_month, question.currency)} a month",
+        },
+    ]

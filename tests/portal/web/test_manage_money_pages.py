@@ -1,0 +1,179 @@
+"""Utilisation and chargeback: what the pages say adds up, who sees it, and that a closed month stays."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import User
+from portal.web import use_charts
+from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
+from scheduler.states import RunState, WorkloadState
+from telemetry.charges import charge
+from telemetry.models import CostCentre, Price, Statement
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MONTH = "2026-01"
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def charged(world: World) -> Workload:
+    """January: vision held 4 H100 for 10 hours, everything is priced and charged."""
+    for model in set(Gpu.objects.values_list("model", flat=True)):
+        Price.objects.create(
+            model=model, cost_per_gpu_hour=Decimal("2"), price_per_gpu_hour=Decimal("2.5"), valid_from=START, created_at=START
+        )
+    for team in world.teams:
+        CostCentre.objects.create(project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START)
+    Gpu.objects.update(created_at=START)
+    Host.objects.update(created_at=START)
+    for host in Host.objects.all():
+        HostStateChange.objects.create(
+            host=host, lease_state="alive", admin_state="in_service", repair_state="well", at=START
+        )
+    held = (START + timedelta(days=3), START + timedelta(days=3, hours=10))
+    workload = Workload.objects.create(
+        kind="job", type="training", name="fit", pool=world.shared, project=world.vision.project, owner=world.vision.member,
+        units=4, models_wanted=[H100], max_runtime_seconds=36_000, predicted_seconds=36_000, state=WorkloadState.ENDED,
+        submitted_at=held[0], queued_at=held[0], started_at=held[0], ended_at=held[1], outcome="finished", attempt=1,
+    )  # fmt: skip
+    run = Run.objects.create(
+        workload=workload, attempt=1, host=world.hosts["alpha"], generation=1, state=RunState.ENDED, placed_at=held[0],
+        ended_at=held[1], outcome="finished",
+    )  # fmt: skip
+    for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"]).order_by("gpu__index")[:4]:
+        Allocation.objects.create(
+            run=run, workload=workload, project=workload.project, unit=unit, slots=unit.slots, period=DateTimeTZRange(*held),
+            end_code="finished",
+        )  # fmt: skip
+    charge(now=START + timedelta(days=40))
+    return workload
+
+
+def test_the_way_down_ends_at_lines_whose_sum_is_what_was_charged(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    query = {"month": MONTH}
+    page = client.get(reverse("chargeback"), query)
+    assert page.status_code == 200
+    assert "100.00" in page.content.decode()  # 4 GPUs x 10 h x 2.50
+    steps = (
+        ("cost_centre", "CC-vision"), ("team", str(world.vision.team.pk)), ("project", str(world.vision.project.pk)),
+        ("type", "training"), ("workload", str(charged.pk)),
+    )  # fmt: skip
+    for name, value in steps:
+        query[name] = value
+        page = client.get(reverse("chargeback"), query)
+        assert page.status_code == 200, name
+    rows = list(csv.DictReader(io.StringIO(client.get(reverse("chargeback"), query | {"format": "csv"}).content.decode())))
+    assert sum(Decimal(row["charged"]) for row in rows) == Decimal(100)
+    assert {row["workload"] for row in rows} == {"fit"}
+
+
+def test_the_conservation_line_is_shown_and_its_difference_is_nothing(world: World, charged: Workload) -> None:
+    page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
+    assert "Does it add up?" in page
+    assert ">0.00</b>" in page.replace("</svg>", ">")
+
+
+def test_members_see_their_own_charges_and_others_nothing(world: World, charged: Workload) -> None:
+    mine = signed_in(world.vision.member).get(reverse("chargeback"), {"month": MONTH}).content.decode()
+    theirs = signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH}).content.decode()
+    assert "CC-vision" in mine and "Does it add up?" not in mine
+    assert "CC-vision" not in theirs and "Nothing is charged in this month" in theirs
+    assert signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).status_code == 403
+
+
+def test_finance_closes_the_month_once_and_its_download_stays_the_same(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    assert "every second of every GPU" in client.get(reverse("month-close", args=[MONTH])).content.decode()
+    before = client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content
+    assert client.post(reverse("month-close", args=[MONTH]), {"why": "on time"}).status_code == 302
+    assert Statement.objects.get(month="2026-01-01").state == "closed"
+    world.vision.team.name = "Renamed"
+    world.vision.team.save()
+    assert client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content == before
+    assert client.post(reverse("month-close", args=[MONTH]), {"why": "again"}).status_code == 400
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "operator", "auditor", "stranger"])
+def test_only_finance_closes_a_month_or_sets_a_price(world: World, charged: Workload, who: str) -> None:
+    client = signed_in(world.people[who])
+    assert client.post(reverse("month-close", args=[MONTH]), {}).status_code == 403
+    price = {"pool": "", "model": H100, "cost": "1", "price": "1", "valid_from": "2126-01-01T00:00"}
+    assert client.post(reverse("rate-card"), price).status_code == 403
+    assert not Statement.objects.filter(state="closed").exists()
+
+
+def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    price = {"pool": "", "model": H100, "cost": "1.5", "price": "x", "valid_from": "2126-01-01T00:00", "note": ""}
+    assert client.post(reverse("rate-card"), price).status_code == 400
+    assert client.post(reverse("rate-card"), price | {"price": "1.75"}).status_code == 302
+    assert client.post(reverse("budgets"), {"verb": "budget", "team": "vision", "month": "2126-01", "amount": "1000.00", "action": "notify"}).status_code == 302
+    centre = {"verb": "cost_centre", "project": world.vision.project.pk, "code": "CC-9", "valid_from": "2126-01-01T00:00"}
+    assert client.post(reverse("budgets"), centre).status_code == 302
+
+
+@pytest.mark.parametrize("month", ["2026-13", "x", "0000-01", "9999-01", "2026"])
+def test_a_month_that_is_none_is_not_found(world: World, month: str) -> None:
+    assert signed_in(world.finance).get(reverse("chargeback"), {"month": month}).status_code == 404
+
+
+# -- utilisation -------------------------------------------------------------------------------------------------------
+
+PERIOD = {"start": "2026-01-01", "end": "2026-02-01"}
+
+
+@pytest.mark.parametrize("who", ["member", "operator", "finance", "stranger"])
+def test_every_role_may_ask_where_the_hours_go(world: World, charged: Workload, who: str) -> None:
+    page = signed_in(world.people[who]).get(reverse("utilisation"), PERIOD)
+    assert page.status_code == 200
+    assert "Where the GPU-hours go" in page.content.decode()
+
+
+@pytest.mark.parametrize("dimension", [name for name, _ in use_charts.DIMENSIONS])
+def test_use_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
+    assert signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200
+
+
+@pytest.mark.parametrize("chart", use_charts.ORDER)
+def test_every_chart_has_its_csv_with_a_header(world: World, charged: Workload, chart: str) -> None:
+    response = signed_in(world.operator).get(reverse("utilisation-csv", args=[chart]), PERIOD)
+    assert response.status_code == 200
+    assert response.content.decode().splitlines()[0] == ",".join(use_charts.CSV_COLUMNS[chart])
+
+
+def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: Workload) -> None:
+    text = signed_in(world.operator).get(reverse("utilisation-csv", args=["waterfall"]), PERIOD).content.decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert sum(float(row["gpu_hours"]) for row in rows[1:]) == pytest.approx(float(rows[0]["gpu_hours"]))
+    assert sum(Decimal(row["cost"]) for row in rows[1:]) == Decimal(rows[0]["cost"])
+
+
+def test_people_of_other_teams_are_not_named(world: World, charged: Workload) -> None:
+    url = reverse("utilisation-csv", args=["use-by"])
+    assert world.vision.member.username in signed_in(world.operator).get(url, PERIOD | {"by": "user"}).content.decode()
+    assert world.vision.member.username not in signed_in(world.language.member).get(url, PERIOD | {"by": "user"}).content.decode()
+
+
+@pytest.mark.parametrize(
+    "query", [{"period": "x"}, {"start": "2026-01-01"}, {"start": "2026-02-01", "end": "2026-01-01"}, {"start": "1", "end": "9999-12-31"}, {"by": "x"}]
+)
+def test_a_wrong_period_is_answered_with_what_is_allowed(world: World, query: dict[str, str]) -> None:
+    assert signed_in(world.operator).get(reverse("utilisation"), query).status_code == 404
