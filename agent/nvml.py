@@ -45,8 +45,7 @@ def model_name(name: str, memory_mib: int) -> str:
     """ "NVIDIA H100 80GB HBM3" with its memory as "H100-80GB": the family, and the size it is sold as."""
     plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace("GeForce ", "")
     family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
-    gib = memory_mib / 1024
-    size = min(MARKETED_GB, key=lambda sold: abs(sold - gib * 1.024))
+    size = min(MARKETED_GB, key=lambda sold: abs(sold - memory_mib / 1024))
     return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
 
 

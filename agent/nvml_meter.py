@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -18,6 +19,8 @@ log = logging.getLogger("agent.nvml")
 DEADLINE_SECONDS = 10.0
 START_DEADLINE_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
 LARGEST_ANSWER = 1 << 22
+CLOSE_SECONDS = 2.0
+RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
 
 
 class NoAnswer(Exception):
@@ -31,11 +34,15 @@ class NvmlMeter:
 
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._deadline = deadline_seconds
-        self._process: asyncio.subprocess.Process | None = None
+        # Not asyncio's own: that kills its children when the loop ends.
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: asyncio.StreamReader | None = None
         self._number = 0
         self._overdue = 0  # the question whose answer did not come
         self._asking = asyncio.Lock()
         self._units: list[str] = []
+        self._started_at = -RESTART_SECONDS
+        self._has_answered = False
 
     async def hardware(self) -> Hardware:
         answer = await self._ask("hardware", START_DEADLINE_SECONDS)
@@ -60,12 +67,18 @@ class NvmlMeter:
 
     async def close(self) -> None:
         """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self._process.poll() is None and time.monotonic() < until:
+            await asyncio.sleep(0.02)
 
     async def _ask(self, what: str, deadline: float) -> Any:
         async with self._asking:
-            if self._process is None or self._process.returncode is not None:
+            if self._process is None or self._process.poll() is not None:
+                if not self._has_answered and time.monotonic() - self._started_at < RESTART_SECONDS:
+                    raise NoAnswer("the NVML process ended before its first answer")
                 await self._start()
             if self._overdue:
                 await self._read_until(self._overdue, 0.01)
@@ -74,30 +87,32 @@ class NvmlMeter:
             self._number += 1
             try:
                 self._process.stdin.write(json.dumps({"id": self._number, "ask": what}).encode() + b"\n")
-                await self._process.stdin.drain()
-            except ConnectionError as error:
+                self._process.stdin.flush()
+            except OSError as error:
                 raise NoAnswer(f"the NVML process ended ({error})") from None
             return await self._read_until(self._number, deadline)
 
     async def _start(self) -> None:
         self._overdue = 0
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agent.nvml"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            limit=LARGEST_ANSWER,
+        self._has_answered = False
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "agent.nvml"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
+        answers = asyncio.StreamReader(limit=LARGEST_ANSWER)
+        protocol = asyncio.StreamReaderProtocol(answers)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._process.stdout)
+        self._answers = answers
 
     async def _read_until(self, number: int, deadline: float) -> Any:
         """The answer to question ``number``. Raises NoAnswer."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None and self._answers is not None
         try:
             async with asyncio.timeout(deadline):
                 while True:
-                    line = await self._process.stdout.readline()
+                    line = await self._answers.readline()
                     if not line:
-                        await self._process.wait()
+                        self._process.wait()  # its output ended: it is on its way out
                         raise NoAnswer("the NVML process ended")
                     answer = json.loads(line)
                     if answer["id"] == 0:
@@ -109,6 +124,7 @@ class NvmlMeter:
             raise NoAnswer(f"NVML did not answer within {deadline:g} s") from None
         if "error" in answer:
             raise NoAnswer(answer["error"])
+        self._has_answered = True
         return answer["answer"]
 
 

@@ -1,0 +1,189 @@
+"""The path to real GPUs (ctypes, the process of its own, its deadline), against a library of ours in NVML's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.meter import Use
+from agent.nvml import model_name
+from agent.nvml_meter import NvmlMeter
+from tests.agent.conftest import ROOT, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a freshly compiled libnvidia-ml.so.1."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail("a C compiler is missing, and in CI nothing may be skipped", pytrace=False)
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("nvml")
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file through which a test tells the library what goes wrong."""
+    path = tmp_path / "says"
+    monkeypatch.setenv("FAKE_NVML", str(path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    return path
+
+
+async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_unknown(says: Path) -> None:
+    meter = NvmlMeter()
+    hardware = await meter.hardware()
+    assert [gpu.uuid for gpu in hardware.gpus] == ["GPU-fake-0", "GPU-fake-1"]
+    gpu = hardware.gpus[0]
+    assert (gpu.model, gpu.memory_mib, gpu.compute_capability) == ("H100-80GB", 81559, 90)
+    assert [(unit.first_slot, unit.slots, unit.profile) for unit in gpu.units] == [(0, 840, "")]
+    assert hardware.driver_version == "999.01"
+    assert hardware.devices["GPU-fake-1"] == ["/dev/nvidia1"]
+    assert hardware.notes == ["GPU 1 does not report hardware events."]
+    row = (await meter.sample({}, 100.0))[0]
+    assert (row.unit, row.ts, row.utilisation, row.memory_used_mib) == ("GPU-fake-0", 100.0, 55, 1000)
+    assert (row.power_w, row.energy_mj, row.temperature_c) == (123.456, 777, 44)
+    assert (row.sm_active, row.tensor_active, row.sm_clock_mhz, row.nvlink_kib) == (None, None, None, None)
+    assert (row.processes, row.stray_processes) == (0, 0)
+    await meter.close()
+
+
+async def test_mig_instances_are_units_with_slots_and_no_board_figures(says: Path) -> None:
+    says.write_text("mig")
+    meter = NvmlMeter()
+    hardware = await meter.hardware()
+    units = [(unit.uuid, unit.profile, unit.first_slot, unit.slots, unit.memory_mib) for unit in hardware.gpus[1].units]
+    assert units == [("MIG-fake-1-0", "3g.40gb", 0, 360, 40448), ("MIG-fake-1-1", "3g.40gb", 360, 360, 40448)]
+    rows = {row.unit: row for row in await meter.sample({}, 100.0)}
+    assert set(rows) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
+    slice_ = rows["MIG-fake-1-0"]
+    assert (slice_.utilisation, slice_.power_w, slice_.memory_used_mib) == (None, None, 1000)
+    await meter.close()
+
+
+async def test_a_process_that_no_run_holds_is_a_stray(says: Path) -> None:
+    says.write_text("pid 4242")
+    meter = NvmlMeter()
+    await meter.hardware()
+    stray = (await meter.sample({}, 100.0))[0]
+    assert (stray.processes, stray.stray_processes, stray.run) == (1, 1, None)
+    own = (await meter.sample({"GPU-fake-0": Use("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
+    assert (own.processes, own.stray_processes, own.run) == (1, 0, "run-1")
+    await meter.close()
+
+
+async def test_a_driver_that_hangs_costs_readings_and_not_the_agent(says: Path) -> None:
+    meter = NvmlMeter(deadline_seconds=0.5)
+    await meter.hardware()
+    says.write_text("hang")
+    for _ in range(2):
+        began = time.monotonic()
+        rows = await meter.sample({}, 100.0)
+        assert time.monotonic() - began < 5
+        assert [(row.unit, row.utilisation, row.processes) for row in rows] == [
+            ("GPU-fake-0", None, None),
+            ("GPU-fake-1", None, None),
+        ]
+    process = meter._process
+    says.unlink()
+    for _ in range(100):
+        if (await meter.sample({}, 100.0))[0].utilisation == 55:
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail("it did not come back")
+    assert meter._process is process, "it was waited for, not killed"
+    await meter.close()
+
+
+async def test_a_gpu_that_fell_off_the_bus_is_unknown_and_never_zero(says: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    says.write_text("lost")
+    row = (await meter.sample({}, 100.0))[0]
+    assert (row.utilisation, row.memory_used_mib, row.power_w, row.temperature_c) == (None, None, None, None)
+    await meter.close()
+
+
+async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    found = []
+    for _ in range(2):
+        says.write_text("xid")
+        found += await meter.events(100.0)
+    assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")] * 2
+    assert found[0].event_id != found[1].event_id
+    assert await meter.events(100.0) == []
+    await meter.close()
+
+
+async def test_an_nvml_process_that_was_killed_is_started_again(says: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    assert meter._process is not None
+    meter._process.kill()
+    meter._process.wait()
+    assert (await meter.sample({}, 100.0))[0].utilisation == 55
+    await meter.close()
+
+
+async def test_an_agent_with_real_gpus_says_that_they_are_not_simulated_and_runs_jobs_on_them(
+    edge: FakeEdge, make_agent: MakeAgent, says: Path
+) -> None:
+    agent = await make_agent("--simulate", "", "--simulate-mig", "")
+    assert not edge.observed[-1].inventory.simulated
+    await edge.want(job("echo $CUDA_VISIBLE_DEVICES", units=["GPU-fake-1"]))
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: edge.log("run-1") == "GPU-fake-1\n")
+    await edge.until(lambda: any(row.utilisation == 56 for batch in edge.batches for row in batch.rows))
+    assert agent.process is not None
+
+
+def test_probe_prints_what_it_reads_and_says_when_there_is_nothing(says: Path) -> None:
+    command = [sys.executable, "-m", "agent", "probe"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    printed = json.loads(found.stdout)
+    assert not printed["simulated"] and printed["hardware"]["gpus"][0]["model"] == "H100-80GB"
+    nothing = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    if subprocess.run(
+        [sys.executable, "-c", "import ctypes; ctypes.CDLL('libnvidia-ml.so.1')"], env=nothing, capture_output=True
+    ).returncode:
+        refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=nothing)
+        assert refused.returncode == 1 and "no GPU can be read here" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_mib", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81559, "H100-80GB"),
+        ("NVIDIA H100 NVL", 95830, "H100-94GB"),
+        ("NVIDIA H200", 143771, "H200-141GB"),
+        ("NVIDIA A100-SXM4-40GB", 40536, "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", 81920, "A100-80GB"),
+        ("Tesla V100-SXM2-32GB", 32768, "V100-32GB"),
+        ("Tesla T4", 15360, "T4-16GB"),
+        ("NVIDIA L40S", 46068, "L40S-48GB"),
+        ("NVIDIA L4", 23034, "L4-24GB"),
+        ("NVIDIA GeForce RTX 4090", 24564, "RTX-4090-24GB"),
+        ("NVIDIA RTX A6000", 49140, "RTX-A6000-48GB"),
+        ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000-Ada-48GB"),
+    ],
+)
+def test_boards_are_named_by_family_and_the_memory_they_are_sold_with(name: str, memory_mib: int, model: str) -> None:
+    assert model_name(name, memory_mib) == model
