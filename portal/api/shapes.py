@@ -705,10 +705,17 @@ class StatementShape(Ser):
 class PriceShape(Ser):
     pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
     model = serializers.CharField()
-    cost = serializers.DecimalField(max_digits=12, decimal_places=6, source="cost_per_gpu_hour")
+    cost = serializers.SerializerMethodField(help_text="the owner's cost; null for those who don't see all charges")
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
     valid_from = serializers.DateTimeField()
     note = serializers.CharField()
+
+    @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
+    def get_cost(self, price: Price) -> str | None:
+        """For finance, operators and auditors."""
+        user = self.context["user"]
+        seen = policy.sees_all_charges(user) or policy.sees_all_teams(user)
+        return f"{price.cost_per_gpu_hour:.6f}" if seen else None
 
 
 class PriceWish(Strict):

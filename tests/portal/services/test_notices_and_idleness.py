@@ -103,9 +103,16 @@ def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) ->
 def test_a_reservation_is_announced_a_quarter_of_an_hour_before(world: World) -> None:
     start = world.now + timedelta(hours=1)
     made = reservations.request_reservation(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="review", units=1, models=[H100], start=start,
-        end=start + timedelta(hours=1), now=world.now,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="review",
+        units=1,
+        models=[H100],
+        start=start,
+        end=start + timedelta(hours=1),
+        now=world.now,
+    )
     assert not isinstance(made, Submission)
     notify.tell(world.now + 30 * MINUTE)
     assert kinds(world.vision.member) == []
@@ -150,7 +157,8 @@ START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
 def activity(**changes: Any) -> Activity:
-    return Activity(**({"busy_kernels": 0, "connections": 0, "last": START, "quiet_since": START} | changes))
+    given: dict[str, Any] = {"busy_kernels": 0, "connections": 0, "last": START, "quiet_since": START}
+    return Activity(**(given | changes))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.db.utils import DatabaseError
 
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import ApiToken, AuditEvent, Organisation, User
+from portal.models import ApiToken, AuditEvent, Membership, Organisation, User
 from portal.services import health, hosts, money, people, workloads
 from scheduler.models import Host, JoinToken, Workload
 from telemetry.models import HealthRule, Price
@@ -105,15 +105,12 @@ def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
 
 
 def test_the_first_run_works_once(world: World) -> None:
-    given = {
+    given: dict[str, Any] = {
         "organisation": "Lab", "time_zone": "UTC", "currency": "usd", "username": "root", "email": "r@example.org",
         "password": GOOD, "now": world.now,
     }  # fmt: skip
     with pytest.raises(Conflict):
         people.first_run(**given)
-    AuditEvent.objects.none()
-    from portal.models import Membership
-
     Membership.objects.all().delete()
     User.objects.all().delete()
     user = people.first_run(**given)
@@ -170,7 +167,7 @@ def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -
 
 
 def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
-    given = {"model": H100, "cost": "1.80", "price": "2.10", "valid_from": world.now, "now": world.now}
+    given: dict[str, Any] = {"model": H100, "cost": "1.80", "price": "2.10", "valid_from": world.now, "now": world.now}
     money.set_price(actor=world.finance, **given)
     with pytest.raises(Conflict):
         money.set_price(actor=world.finance, **given)
@@ -208,12 +205,9 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
         {"amount": "1.001"},
         {"action": "explode"},
     ):
+        given: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):
-            money.set_budget(
-                actor=world.finance,
-                now=world.now,
-                **({"team": world.vision.team, "month": month, "amount": "1"} | changes),
-            )
+            money.set_budget(actor=world.finance, now=world.now, **(given | changes))
 
 
 def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:

@@ -193,6 +193,7 @@ def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(w
     approval = Approval.objects.get()
     assert approval.changed_payload is not None and approval.changed_payload["guaranteed_gpus"] == 10
     event = AuditEvent.objects.get(verb="approve_submission")
+    assert event.before is not None and event.after is not None
     assert (event.before["guaranteed_gpus"], event.after["guaranteed_gpus"]) == (12, 10)
 
 

@@ -13,12 +13,41 @@ from scheduler.core.reasons import Code
 from tests.world import H100, World
 
 FULL = {
-    "ahead": 3, "at": 1772528400, "asked": 900_000, "borrowed": 840, "cap": 840, "currency": "EUR", "end": 1772529400, "exit_code": 2,
-    "free": 2, "guaranteed": 1680, "held": 1680, "hosts": 2, "largest": 8, "left": 840, "limit": 1680, "longest": 604_800, "model": H100,
-    "models": [H100], "min_memory_mib": 80_000, "min_compute_capability": 90, "need": 4, "of": 8, "owner": 1, "profile": "", "project": 1,
-    "reservation": None, "spent": "100.00", "start": 1772528400, "team": 1, "total": 16, "units": 9, "until": 1772528400, "workload": 1,
+    "ahead": 3,
+    "at": 1772528400,
+    "asked": 900_000,
+    "borrowed": 840,
+    "cap": 840,
+    "currency": "EUR",
+    "end": 1772529400,
+    "exit_code": 2,
+    "free": 2,
+    "guaranteed": 1680,
+    "held": 1680,
+    "hosts": 2,
+    "largest": 8,
+    "left": 840,
+    "limit": 1680,
+    "longest": 604_800,
+    "model": H100,
+    "models": [H100],
+    "min_memory_mib": 80_000,
+    "min_compute_capability": 90,
+    "need": 4,
+    "of": 8,
+    "owner": 1,
+    "profile": "",
+    "project": 1,
+    "reservation": None,
+    "spent": "100.00",
+    "start": 1772528400,
+    "team": 1,
+    "total": 16,
+    "units": 9,
+    "until": 1772528400,
+    "workload": 1,
     "workloads": 2,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", list(Code))
@@ -61,18 +90,36 @@ def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
 @pytest.mark.parametrize("kind", list(wording.NOTICES))
 def test_every_notice_is_a_sentence(kind: str) -> None:
     numbers = {
-        "name": "train", "host": "h1", "attempt": 2, "outcome": "finished", "code": "evicted_for_guarantee", "expected_start": 1772528400,
-        "before": 1772520000, "start": 1772528400, "stop_at": 1772528400, "author": "ada", "what": "8 GPUs", "team": "Vision", "by": "op",
-        "comment": "fine", "trouble": "it fell silent", "percent": 80,
-    }  # fmt: skip
+        "name": "train",
+        "host": "h1",
+        "attempt": 2,
+        "outcome": "finished",
+        "code": "evicted_for_guarantee",
+        "expected_start": 1772528400,
+        "before": 1772520000,
+        "start": 1772528400,
+        "stop_at": 1772528400,
+        "author": "ada",
+        "what": "8 GPUs",
+        "team": "Vision",
+        "by": "op",
+        "comment": "fine",
+        "trouble": "it fell silent",
+        "percent": 80,
+    }
     said = wording.notice(kind, numbers)
     assert "None" not in said and len(said) > 10
 
 
 def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
     assert [wording.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
-        "1 second", "59 seconds", "1 minute", "1 h 01 min", "2 days 7 h", "an unknown time"
-    ]  # fmt: skip
+        "1 second",
+        "59 seconds",
+        "1 minute",
+        "1 h 01 min",
+        "2 days 7 h",
+        "an unknown time",
+    ]
     assert [wording.gpus(n) for n in (840, 1680, 120, None)] == [
         "1 GPU",
         "2 GPUs",
@@ -94,9 +141,22 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
     }
     line = wording.cli_line("request_reservation", given)
     assert shlex.split(line) == [
-        "gpupool", "reservation", "create", "--project", "vision/main", "--pool", "shared", "--gpus", "2", "--model", H100,
-        "--start", "2026-03-02T09:00:00+00:00", "--why", "it's due",
-    ]  # fmt: skip
+        "gpupool",
+        "reservation",
+        "create",
+        "--project",
+        "vision/main",
+        "--pool",
+        "shared",
+        "--gpus",
+        "2",
+        "--model",
+        H100,
+        "--start",
+        "2026-03-02T09:00:00+00:00",
+        "--why",
+        "it's due",
+    ]
     call = wording.api_call("request_reservation", given, base="http://localhost:8000")
     assert "http://localhost:8000/api/v1/reservations/" in call and '"units": 2' in call and "$GPUPOOL_TOKEN" in call
 

@@ -53,7 +53,7 @@ def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: Wor
         world.vision.team,
         "web",
     )
-    assert event.after["units"] == 2
+    assert event.after is not None and event.after["units"] == 2
 
 
 def test_a_notebook_takes_what_is_not_given_from_its_template(world: World) -> None:

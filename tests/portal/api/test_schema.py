@@ -1,0 +1,165 @@
+"""The schema is exact: requests made from it get what it says, in every role, and never a 500; the documentation names every endpoint."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import transaction
+from drf_spectacular.drainage import GENERATOR_STATS
+from drf_spectacular.generators import SchemaGenerator
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi import checks as openapi
+
+from portal.api.base import ReadThrottle, WriteThrottle
+from portal.models import ApiToken, Template
+from portal.services import approvals, people, reservations, workloads
+from telemetry.models import HealthRule
+from tests.world import H100, World
+
+CHECKED = [
+    schemathesis.checks.not_a_server_error,
+    openapi.status_code_conformance,
+    openapi.content_type_conformance,
+    openapi.response_schema_conformance,
+]
+EXAMPLES = 3
+ROLES = ("member", "lead", "operator", "finance", "auditor", "stranger")
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """The schema as it is served."""
+    found: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    return found
+
+
+def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(method, path, operation) of everything the schema has."""
+    verbs = ("get", "post", "put", "patch", "delete")
+    return [
+        (verb.upper(), path, entry[verb]) for path, entry in schema["paths"].items() for verb in verbs if verb in entry
+    ]
+
+
+def test_the_schema_is_made_without_a_warning(schema: dict[str, Any]) -> None:
+    assert not GENERATOR_STATS._warn_cache and not GENERATOR_STATS._error_cache
+
+
+def test_every_operation_says_its_refusals(schema: dict[str, Any]) -> None:
+    for method, path, operation in operations(schema):
+        wanted = {"400", "401", "403", "404", "429"} | (set() if method == "GET" else {"409", "415"})
+        assert wanted <= set(operation["responses"]), (method, path)
+        assert operation["description"], (method, path)
+
+
+def test_the_documentation_names_every_endpoint_and_no_other(schema: dict[str, Any]) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
+    told = set(re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE))
+    real = {(method, path, operation["description"].splitlines()[0]) for method, path, operation in operations(schema)}
+    assert told == real, f"missing: {sorted(real - told)}; gone: {sorted(told - real)}"
+
+
+@pytest.fixture
+def crowded(today_world: World) -> dict[str, str]:
+    """One of everything that an address can name."""
+    world, now = today_world, today_world.now
+    Template.objects.create(
+        slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
+    )
+    HealthRule.objects.get_or_create(
+        code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
+    )
+    given: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "now": now,
+    }
+    job = workloads.submit_job(**given, name="train", command="x", units=2)
+    window = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
+    held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
+    asked = approvals.request_quota_change(
+        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=now
+    )
+    return {
+        "workloads": str(job.public_id),
+        "reservations": str(held.public_id),
+        "approvals": str(asked.public_id),
+        "hosts": "alpha",
+        "pools": "shared",
+        "health-rules": "xid:79",
+        "statements": "2026-01",
+    }
+
+
+REAL = {
+    "project": "vision/vision-main",
+    "pool": "shared",
+    "team": "vision",
+    "model": H100,
+    "models": [H100],
+    "template": "small",
+}
+
+
+def make_real(case: Any, names: dict[str, str]) -> None:
+    """Put names that exist in the place of some of the invented ones, so that more than the door is tried."""
+    choice = random.Random(repr((case.path_parameters, case.body)))
+    kind = case.operation.path.removeprefix("/api/v1/").partition("/")[0]
+    if case.path_parameters and kind in names and choice.random() < 0.7:
+        for name in case.path_parameters:
+            case.path_parameters[name] = names[kind]
+    if isinstance(case.body, dict) and choice.random() < 0.7:
+        for name, value in REAL.items():
+            if name in case.body:
+                case.body[name] = value
+
+
+@pytest.mark.timeout(400)
+def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
+    schema: dict[str, Any], today_world: World, crowded: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for throttle in (ReadThrottle, WriteThrottle):
+        monkeypatch.setattr(throttle, "rate", "1000000/min")
+    for signal in (request_started, request_finished):
+        # Django closes its connections at both, which would end the transaction that the test lives in.
+        monkeypatch.setattr(signal, "send", lambda **named: [])
+    tokens = {}
+    for who in ROLES:
+        user = today_world.people[who]
+        _, tokens[user.pk] = people.create_token(actor=user, name="schema", now=datetime.now(UTC))
+    loaded = schemathesis.openapi.from_dict(schema)
+    loaded.app = get_wsgi_application()
+    quiet = settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for found in loaded.get_all_operations():
+        operation = found.ok()
+
+        @quiet
+        @given(case=operation.as_strategy())
+        def ask(case: Any) -> None:
+            make_real(case, crowded)
+            for user_id, token in tokens.items():
+                if "/tokens/" in case.operation.path and case.path_parameters:
+                    case.path_parameters["id"] = ApiToken.objects.get(user_id=user_id).pk
+                with transaction.atomic():
+                    case.call_and_validate(
+                        headers={"Authorization": f"Bearer {token}"}, checks=CHECKED, base_url="http://testserver"
+                    )
+                    transaction.set_rollback(True)
+
+        ask()
