@@ -176,6 +176,7 @@ class Waiting:
                 hosts=ask.hosts,
                 model=board.kinds[kinds[0]].model,
                 need=ask.total_units,
+                units=ask.units,
             ),
         )
 
