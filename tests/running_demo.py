@@ -18,12 +18,12 @@ from typing import Any
 class Demo:
     """One running `./run demo` in a state folder and on ports of its own."""
 
-    def __init__(self, root: Path, folder: Path, port: int) -> None:
+    def __init__(self, root: Path, folder: Path, port: int, history: bool = False) -> None:
         self.root, self.folder, self.port = root, folder, port
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder.parent / "demo.out"
         with self.output.open("wb") as out:
-            options = ("--state", str(folder), "--port", str(port), "--no-history")
+            options = ["--state", str(folder), "--port", str(port), *([] if history else ["--no-history"])]
             self.process = subprocess.Popen(
                 [sys.executable, str(root / "run"), "demo", *options],
                 stdout=out,
