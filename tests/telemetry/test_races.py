@@ -1,0 +1,144 @@
+"""Ticks that run twice at once, and a close that meets a charge: won by a guard each, and lost with the guard taken away."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, transaction
+from django.db.models import Sum
+
+from telemetry import agent_api, charges, ingest, statements
+from telemetry.charges import charge
+from telemetry.ingest import STREAM, drain
+from telemetry.models import Charge, ChargedUntil, Sample, Statement, StatementLine
+from tests.concurrency.conftest import Meeting, race
+from tests.concurrency.conftest import world as committed_world
+from tests.telemetry.rows import at, batch, cost_centre, hold, price, workload
+from tests.world import A100, H100, World, units_of
+
+__all__ = ["committed_world"]
+MARCH = dt.date(2026, 3, 1)
+AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def rates(committed_world: World) -> World:
+    for model in (H100, A100):
+        price(model, "2.40", since=at(0, day=1))
+    for each in committed_world.teams:
+        cost_centre(each, "CC", at(0, day=1))
+    return committed_world
+
+
+def meeting_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Two racers wait for each other after the function, once each."""
+    meeting, original = Meeting(2), getattr(module, name)
+    met: set[int] = set()
+
+    def wait_after(*given: Any, **named: Any) -> Any:
+        answer = original(*given, **named)
+        if threading.get_ident() not in met:
+            met.add(threading.get_ident())
+            meeting.wait()
+        return answer
+
+    monkeypatch.setattr(module, name, wait_after)
+
+
+def most_slot_seconds_of_a_gpu() -> int:
+    sums = Charge.objects.values_list("gpu").annotate(total=Sum("slot_seconds"))
+    return int(max(total for _, total in sums))
+
+
+def test_two_ticks_of_charging_at_once_charge_each_second_once(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(11), end_code="finished")
+    meeting_in(monkeypatch, charges, "load_facts")
+    assert [each for each in race([lambda: charge(at(12, 5))] * 2) if isinstance(each, Exception)] == []
+    assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
+    assert ChargedUntil.objects.filter(until=at(12)).count() == 28
+
+
+def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting_in(monkeypatch, charges, "load_facts")
+    claim: Callable[..., list[int]] = charges._claim
+
+    def claim_all(stretches: Any) -> list[int]:
+        claim(stretches)
+        return [gpu for gpu, _, _ in stretches]
+
+    monkeypatch.setattr(charges, "_claim", claim_all)
+    race([lambda: charge(at(12, 5))] * 2)
+    assert most_slot_seconds_of_a_gpu() == 2 * 840 * 3 * 3600
+
+
+@pytest.fixture
+def stream(committed_world: World) -> Iterator[World]:
+    agent_api.connection().delete(STREAM)
+    agent_api.connection().set(agent_api.NUDGED, "1")
+    for sequence in (1, 2, 3):
+        start = at(9) + dt.timedelta(minutes=sequence)
+        one = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
+        agent_api.accept_batch(committed_world.hosts["alpha"].pk, one, at(10))
+    yield committed_world
+    agent_api.connection().delete(STREAM, agent_api.NUDGED)
+
+
+def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting_in(monkeypatch, ingest, "_units_of")
+    done = race([lambda: drain(agent_api.connection(), at(10))] * 2)
+    assert [each for each in done if isinstance(each, Exception)] == []
+    assert Sample.objects.count() == 18
+    assert agent_api.committed_sequence(stream.hosts["alpha"].pk) == 3
+
+
+def test_without_the_batch_rows_they_would_land_twice(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting_in(monkeypatch, ingest, "_units_of")
+    monkeypatch.setattr(ingest, "_claim", lambda batches: list(batches))
+    race([lambda: drain(agent_api.connection(), at(10))] * 2)
+    assert Sample.objects.count() == 36
+
+
+def a_line_on_its_way(inserted: threading.Event) -> Callable[[], str]:
+    """A transaction that has written one more line of March, and commits a little later."""
+
+    def write() -> str:
+        with transaction.atomic():
+            line = Charge.objects.filter(month=MARCH, bucket="unallocated").first()
+            assert line is not None
+            line.pk = None
+            line.save(force_insert=True)
+            inserted.set()
+            # Long enough for the close to arrive; the guard makes it wait for this commit.
+            threading.Event().wait(1.0)
+        return "committed"
+
+    return write
+
+
+def close(rates: World, inserted: threading.Event) -> Callable[[], Statement]:
+    def run() -> Statement:
+        inserted.wait(5)
+        return statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+
+    return run
+
+
+def test_a_close_waits_for_charges_on_their_way_and_sees_them(rates: World) -> None:
+    charge(AFTER)
+    inserted = threading.Event()
+    written, closed = race([a_line_on_its_way(inserted), close(rates, inserted)])
+    assert written == "committed"
+    assert isinstance(closed, statements.CannotClose)  # a second was charged twice, and the close noticed
+    assert Statement.objects.get(month=MARCH).state == "open"
+
+
+def test_a_charge_that_comes_after_the_close_is_refused(rates: World) -> None:
+    charge(AFTER)
+    statement = statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+    (late,) = race([a_line_on_its_way(threading.Event())])
+    assert isinstance(late, DatabaseError)
+    assert StatementLine.objects.filter(statement=statement).exists()
