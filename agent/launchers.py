@@ -92,8 +92,9 @@ class Bubblewrap:
 
     name = "bubblewrap"
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, *, nested: bool = False) -> None:
         self.program = program
+        self.nested = nested  # whether user namespaces can be made inside, as bwrap before 0.8 leaves it
 
     def prepare(self, box: Box) -> None:
         """The sandbox's only user has the owner's name."""
@@ -114,7 +115,7 @@ class Bubblewrap:
         view = self.view(box)
         return [
             self.program,
-            *_namespaces(),
+            *_namespaces(self.nested),
             *_system(),
             *("--bind", str(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *_interpreter(),  # after /tmp, below which it may lie
@@ -135,9 +136,10 @@ class Bubblewrap:
         ]
 
 
-def _namespaces() -> list[str]:
+def _namespaces(nested: bool) -> list[str]:
     return [
-        *("--unshare-user", "--disable-userns", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)),
+        *("--unshare-user", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)),
+        *(() if nested else ("--disable-userns",)),
         *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "workload"),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
     ]
@@ -177,10 +179,19 @@ def choose(wanted: str, probe: Path) -> tuple[Launcher, list[str]]:
     if wanted == "plain":
         return Plain(), ["No isolation: workloads run as plain processes, because this agent was started so."]
     program = shutil.which("bwrap")
-    problem = "bwrap is not installed" if program is None else _trouble(Bubblewrap(program), probe)
-    if not problem and program is not None:
-        notes = ["Every workload runs as the same user of the host: there is no user id per team."]
+    if program is None:
+        return _without(wanted, "bwrap is not installed")
+    notes = ["Every workload runs as the same user of the host: there is no user id per team."]
+    problem = _trouble(Bubblewrap(program), probe)
+    if not problem:
         return Bubblewrap(program), notes
+    if not _trouble(Bubblewrap(program, nested=True), probe):
+        notes.append(f"Workloads can make user namespaces of their own inside the sandbox: {problem}.")
+        return Bubblewrap(program, nested=True), notes
+    return _without(wanted, problem)
+
+
+def _without(wanted: str, problem: str) -> tuple[Launcher, list[str]]:
     if wanted == "bubblewrap":
         raise RuntimeError(f"--launcher: bubblewrap does not run here: {problem}")
     return Plain(), [f"NO ISOLATION: bubblewrap does not run here ({problem}). Workloads run as plain processes."]

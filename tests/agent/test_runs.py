@@ -407,6 +407,18 @@ async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(edge: F
         assert (ended.outcome, ended.checkpoint_at is not None) == ("drained", saved)
 
 
+async def test_a_host_without_bubblewrap_says_loudly_that_nothing_is_isolated(
+    edge: FakeEdge, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    await make_agent(launcher="auto")
+    inventory = edge.observed[-1].inventory
+    assert inventory.isolation == "plain"
+    assert any(note.startswith("NO ISOLATION: ") and "bwrap is not installed" in note for note in inventory.notes)
+    refused = await make_agent(launcher="bubblewrap", state="other", joined=False)
+    assert refused.process is not None and await refused.process.wait() == 1
+
+
 async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("head -c 20000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
     ended = await edge.until_state("run-1", "ended")
