@@ -6,12 +6,14 @@ import random
 from dataclasses import fields, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.model import Snapshot
 from scheduler.core.planner import plan
 from scheduler.core.verify import violations
+from tests.core.crowded import crowded
 from tests.core.strategies import NOW, snapshots
 
 FEW = settings(
@@ -42,3 +44,17 @@ def test_planning_leaves_the_snapshot_as_it_was(snapshot: Snapshot) -> None:
     before = repr(snapshot)
     plan(snapshot, NOW)
     assert repr(snapshot) == before
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_a_crowded_pool_gets_a_plan_that_breaks_no_promise(first: int) -> None:
+    for seed in range(first, first + 50):
+        snapshot = crowded(seed, NOW)
+        assert violations(snapshot, plan(snapshot, NOW), NOW) == [], seed
+
+
+def test_a_plan_without_explanations_decides_the_same() -> None:
+    for seed in range(60):
+        snapshot = crowded(seed, NOW)
+        short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
+        assert (short.placements, short.evictions, short.bindings) == (full.placements, full.evictions, full.bindings)

@@ -1,0 +1,186 @@
+"""Promises on the timeline: which reservations fit, the first windows that do, and what the calendar shows as free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Host,
+    Maintenance,
+    Policy,
+    Pool,
+    PoolKind,
+    Quota,
+    Reservation,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+    Window,
+    WindowAnswer,
+)
+from scheduler.core.reasons import Code
+from scheduler.core.timeline import free_units, window_answer
+
+NOW, HOUR, GPU, QUARTER = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU, 900
+RED, BLUE = 1, 2
+
+
+def pool_of(count: int = 2, **rows: Any) -> Snapshot:
+    """Hosts of 8 GPUs; red and blue are guaranteed 4 each of the first host's worth."""
+    return replace(
+        Snapshot(
+            epoch=1,
+            pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
+            hosts=tuple(Host(h, f"h{h}", 1) for h in range(1, count + 1)),
+            units=tuple(
+                Unit(h * 10 + g, h, h * 10 + g, "H100", nvlink_group=g // 4)
+                for h in range(1, count + 1)
+                for g in range(8)
+            ),
+            teams=(Team(RED, "red"), Team(BLUE, "blue")),
+            quotas=(Quota(RED, 1, "H100", 4 * GPU), Quota(BLUE, 1, "H100", 4 * GPU)),
+        ),
+        **rows,
+    )
+
+
+def asked(
+    snapshot: Snapshot, ask: Ask, start: int = NOW + HOUR, end: int = NOW + 3 * HOUR, team: int = RED, **more: Any
+) -> WindowAnswer:
+    return window_answer(snapshot, ask, team, 1, 1, start, end, NOW, **more)
+
+
+def firm(workload: int, units: tuple[int, ...], until: int, **more: Any) -> Running:
+    return Running(workload, BLUE, 1, 1, 1, units, NOW - HOUR, until, until, **more)
+
+
+def booked(number: int, wanted: int, start: int, end: int, team: int = BLUE, **more: Any) -> Reservation:
+    return Reservation(number, team, 1, 1, Ask(wanted), start, end, **more)
+
+
+def test_a_free_window_fits() -> None:
+    assert asked(pool_of(), Ask(8)) == WindowAnswer(True)
+
+
+def test_a_window_that_another_reservation_fills_is_refused_with_the_first_that_fit() -> None:
+    taken = pool_of(
+        1, reservations=(booked(1, 4, NOW + HOUR, NOW + 2 * HOUR), booked(2, 4, NOW + HOUR, NOW + 4 * HOUR))
+    )
+    answer = asked(taken, Ask(4))
+    assert (answer.fits, answer.code) == (False, Code.WINDOW_FULL)
+    first = [NOW + 2 * HOUR + n * QUARTER for n in range(3)]
+    assert answer.first_windows == tuple(Window(start, start + 2 * HOUR) for start in first)
+
+
+def test_windows_that_only_touch_do_not_overlap() -> None:
+    taken = pool_of(1, reservations=(booked(1, 8, NOW, NOW + HOUR), booked(2, 8, NOW + 3 * HOUR, NOW + 4 * HOUR)))
+    assert asked(taken, Ask(4)).fits
+
+
+def test_units_are_promised_host_by_host() -> None:
+    """Twelve units are free, but not eight on one host."""
+    taken = pool_of(2, running=(firm(1, (10, 11), NOW + 9 * HOUR), firm(2, (20, 21), NOW + 9 * HOUR)))
+    assert asked(taken, Ask(8)).code == Code.WINDOW_FULL
+    assert asked(taken, Ask(6, hosts=2), may_exceed_guarantee=True).fits
+
+
+@pytest.mark.parametrize(("until", "fits"), [(NOW + HOUR, True), (NOW + HOUR + 1, False)])
+def test_work_that_may_not_be_evicted_is_in_the_way_until_its_limit(until: int, fits: bool) -> None:
+    busy = pool_of(1, running=(firm(1, tuple(range(10, 15)), until),))
+    assert asked(busy, Ask(4)).fits is fits
+
+
+def test_preemptible_work_is_not_in_the_way_once_it_can_be_gone() -> None:
+    borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
+    assert asked(pool_of(1, running=(borrower,)), Ask(4)).fits
+    just_started = replace(borrower, started=NOW)
+    assert asked(pool_of(1, running=(just_started,)), Ask(4), NOW + 359, NOW + HOUR).code == Code.WINDOW_FULL
+    assert asked(pool_of(1, running=(just_started,)), Ask(4), NOW + 360, NOW + HOUR).fits
+
+
+def test_maintenance_and_closed_hosts_are_in_the_way() -> None:
+    serviced = pool_of(1, maintenance=(Maintenance(1, NOW + 2 * HOUR, NOW + 4 * HOUR),))
+    answer = asked(serviced, Ask(1))
+    assert answer.code == Code.WINDOW_FULL
+    assert answer.first_windows[0] == Window(NOW, NOW + 2 * HOUR)
+    closed = pool_of(1, hosts=(Host(1, "h1", 1, accepts=False, closed_code="drained"),))
+    assert asked(closed, Ask(1)).code == Code.WINDOW_FULL
+
+
+def test_the_excess_over_the_own_guarantee_may_not_eat_that_of_others() -> None:
+    answer = asked(pool_of(1), Ask(5))
+    assert answer.code == Code.WINDOW_EATS_GUARANTEES
+    assert dict(answer.numbers) == {
+        "at": NOW + HOUR,
+        "capacity": 8 * GPU,
+        "guaranteed": 4 * GPU,
+        "left": 4 * GPU,
+        "model": "H100",
+        "need": 5 * GPU,
+        "others": 4 * GPU,
+    }
+    assert asked(pool_of(1), Ask(4)).fits
+    assert asked(pool_of(1), Ask(8), may_exceed_guarantee=True).fits
+    assert asked(pool_of(2), Ask(8)).fits  # the second host is guaranteed to nobody
+
+
+def test_two_reservations_of_one_team_share_its_guarantee() -> None:
+    booked_already = pool_of(1, reservations=(booked(1, 3, NOW + HOUR, NOW + 2 * HOUR, team=RED),))
+    assert asked(booked_already, Ask(1)).fits
+    assert asked(booked_already, Ask(2)).code == Code.WINDOW_EATS_GUARANTEES
+    assert asked(booked_already, Ask(2), NOW + 2 * HOUR, NOW + 3 * HOUR).fits
+
+
+def test_a_reservation_that_is_moved_is_not_in_its_own_way() -> None:
+    one = pool_of(1, reservations=(booked(7, 4, NOW + HOUR, NOW + 3 * HOUR, team=RED),))
+    assert not asked(one, Ask(4), NOW + 2 * HOUR, NOW + 4 * HOUR).fits
+    assert asked(one, Ask(4), NOW + 2 * HOUR, NOW + 4 * HOUR, exclude_reservation=7).fits
+
+
+def test_a_reservation_that_has_its_units_is_in_the_way_on_these() -> None:
+    bound = pool_of(1, reservations=(booked(1, 4, NOW - HOUR, NOW + 2 * HOUR, units=(10, 11, 14, 15)),))
+    assert asked(bound, Ask(4)).fits
+    assert asked(bound, Ask(4, nvlink=True)).code == Code.WINDOW_FULL
+    assert asked(bound, Ask(4, nvlink=True), NOW + 2 * HOUR, NOW + 3 * HOUR).fits
+
+
+@pytest.mark.parametrize(
+    ("change", "team", "code"),
+    [
+        ({}, 3, Code.NO_QUOTA),
+        ({"pools": (Pool(1, "own", PoolKind.STATIC, BLUE, Policy()),)}, RED, Code.NOT_YOUR_POOL),
+        ({"pools": ()}, RED, Code.NOT_YOUR_POOL),
+        ({"units": ()}, RED, Code.NO_SUCH_HARDWARE),
+    ],
+)
+def test_what_can_never_fit_says_why_and_names_no_windows(change: dict[str, Any], team: int, code: Code) -> None:
+    answer = asked(pool_of(1, **change), Ask(1), team=team)
+    assert (answer.fits, answer.code, answer.first_windows) == (False, code, ())
+    assert answer.numbers
+
+
+def test_an_ask_larger_than_any_host_says_so() -> None:
+    assert asked(pool_of(2), Ask(9)).code == Code.TOO_BIG_FOR_ANY_HOST
+
+
+def test_the_search_for_windows_ends_at_the_horizon() -> None:
+    full = pool_of(1, reservations=(booked(1, 8, NOW, NOW + 50 * HOUR),))
+    assert asked(full, Ask(4), horizon=49 * HOUR).first_windows == ()
+    assert asked(full, Ask(4), horizon=50 * HOUR).first_windows == (Window(NOW + 50 * HOUR, NOW + 52 * HOUR),)
+
+
+def test_the_calendar_counts_what_can_still_be_promised() -> None:
+    snapshot = pool_of(
+        1,
+        reservations=(booked(1, 4, NOW + HOUR, NOW + 2 * HOUR),),
+        running=(firm(1, (10, 11), NOW + 90 * 60),),
+        maintenance=(Maintenance(1, NOW + 4 * HOUR, NOW + 5 * HOUR),),
+    )
+    shown = free_units(snapshot, 1, "H100", "", NOW, NOW + 6 * HOUR, HOUR, NOW)
+    assert shown == [(NOW + n * HOUR, free) for n, free in enumerate((6, 2, 8, 8, 0, 8))]
