@@ -9,6 +9,8 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 from psycopg_pool import PoolTimeout
 
+from portal.api.health import engine
+
 SHORTEST_WAIT = 2  # seconds; a probe that waits long is itself the trouble
 
 
@@ -20,9 +22,13 @@ def healthz(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when PostgreSQL and Valkey answer; 503 with the kind of trouble of each that does not."""
+    """200 when PostgreSQL and Valkey answer; 503 with the kind of trouble of each that does not.
+
+    The engine is told of too. It is another process: without it pages still work and what is asked for waits, so it decides nothing.
+    """
     found = {"postgres": _postgres(), "valkey": _valkey()}
-    return JsonResponse(found, status=200 if set(found.values()) == {"ok"} else 503)
+    ready = set(found.values()) == {"ok"}
+    return JsonResponse({**found, "engine": engine() if ready else "unknown"}, status=200 if ready else 503)
 
 
 def _postgres() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from portal import wording
+from portal import policy, wording
 from portal.api.base import PageQuery, Strict
 from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
@@ -15,7 +15,7 @@ from portal.services.workloads import PRIORITY_NAMES
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, Project, Quota, Reservation, Workload, WorkloadKind, WorkloadType
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
-from telemetry.models import Bucket, Charge, HealthRule
+from telemetry.models import Bucket, Charge, HealthRule, Price
 
 MOST_INT = 2**31 - 1
 Ser = serializers.Serializer[Any]

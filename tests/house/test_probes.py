@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from django.test import Client, override_settings
+
+from portal.api.health import engine_at
+from scheduler.models import Leader
 
 
 def test_a_living_process_says_so_without_the_database() -> None:
@@ -13,7 +18,15 @@ def test_a_living_process_says_so_without_the_database() -> None:
 @pytest.mark.django_db
 def test_a_process_that_reaches_its_stores_is_ready() -> None:
     answer = Client().get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"postgres": "ok", "valkey": "ok"})
+    assert (answer.status_code, answer.json()) == (200, {"postgres": "ok", "valkey": "ok", "engine": "no cycle yet"})
+
+
+@pytest.mark.django_db
+def test_an_engine_that_has_stopped_is_told_of() -> None:
+    now = dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC)
+    Leader.objects.update_or_create(pk=1, defaults={"last_cycle_at": now})
+    assert engine_at(now + dt.timedelta(seconds=20)) == "ok"
+    assert engine_at(now + dt.timedelta(seconds=90)) == "last cycle 90 s ago"
 
 
 @pytest.mark.django_db

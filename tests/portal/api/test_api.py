@@ -281,7 +281,10 @@ def test_money_is_for_finance_and_auditors(today_world: World, client_of: Client
         "valid_from": (datetime.now(UTC) + timedelta(hours=1)).isoformat(),
     }
     assert member.post("/api/v1/prices/", price).status_code == 403
-    assert finance.post("/api/v1/prices/", price).status_code == 201
+    made = finance.post("/api/v1/prices/", price)
+    assert (made.status_code, made.json()["cost"]) == (201, "1.800000")
+    told = member.get("/api/v1/prices/").json()["results"][0]
+    assert (told["price"], told["cost"]) == ("2.100000", None)
     assert finance.get("/api/v1/statements/").status_code == 200
     assert member.get("/api/v1/statements/").status_code == 403
     assert member.get("/api/v1/statements/2026-01/").status_code == 404
