@@ -187,12 +187,14 @@ class Agents:
             await connection.refuse(f"another agent is connected as {connection.host.name}", retry=False)
             return
         metrics.AGENTS.inc()
+        log.info("agent connected", host=connection.host.name)
         sender = asyncio.create_task(self._send(connection))
         reader = asyncio.create_task(self._read(connection))
         try:
             await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.AGENTS.dec()
+            log.info("agent gone", host=connection.host.name)
             if self._connections.get(host) is connection:
                 del self._connections[host]
             await _end(sender, reader)

@@ -129,6 +129,7 @@ async def serving(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[
         if metrics_port:
             counters = await _serve_metrics(metrics_port)
         edge.start()
+        log.info("edge listens", host=host, port=port)
         yield edge
     finally:
         await edge.close()

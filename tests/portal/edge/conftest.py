@@ -198,8 +198,9 @@ def running_notebook(world: World, owner: User, host: Host, name: str = "probe")
     WorkspaceOrigin.objects.create(workload=workload, label=f"w{secrets.token_hex(12)}", created_at=now)
     generation = 1 + Run.objects.filter(host=host).count()
     return Run.objects.create(
-        workload=workload, attempt=1, host=host, generation=generation, state=RunState.RUNNING, placed_at=now, ready_at=now
-    )
+        workload=workload, attempt=1, host=host, generation=generation, state=RunState.RUNNING, placed_at=now, running_at=now,
+        ready_at=now,
+    )  # fmt: skip
 
 
 def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:

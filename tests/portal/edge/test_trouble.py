@@ -1,0 +1,130 @@
+"""The edge when its stores go away for a moment, and its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psycopg
+import pytest
+import redis
+from django.conf import settings
+from django.db import OperationalError
+
+from agent import protocol
+from portal.edge import access, doors, hosts
+from tests.portal.edge.conftest import Notebook, Place, SmallAgent, free_port, observed, rows, until
+from tests.scheduler.conftest import test_database_url as database_url
+
+
+def cut_database_connections(url: str) -> int:
+    with psycopg.connect(url) as owner:
+        found = owner.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+async def test_connections_to_the_database_that_break_are_made_again(notebook: Notebook, agent: SmallAgent) -> None:
+    cookie = await notebook.enter()
+    await agent.connect()
+    seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
+    for number in range(3):
+        assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
+        notebook.place.edge.doors.changed()
+        assert (await notebook.get("/lab", cookie)).status == 200
+        await agent.say(observed(number, runs=[seen]))
+        assert isinstance(await agent.hear(), protocol.Desired)
+
+
+async def test_while_the_database_is_away_people_and_agents_are_told_to_come_back(
+    notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise OperationalError("the server is away")
+
+    cookie = await notebook.enter()
+    socket = await notebook.socket(cookie)
+    await agent.connect()
+    with monkeypatch.context() as gone:
+        gone.setattr(access, "look_up", away)
+        gone.setattr(hosts, "sync", away)
+        gone.setattr(hosts, "authenticate", away)
+        notebook.place.edge.doors.changed()
+        answer = await notebook.get("/lab", cookie, Accept="text/html")
+        assert answer.status == 503
+        assert "Retry-After" in answer.headers
+        await agent.say(observed())
+        refused = await agent.hear_refusal()
+        assert refused.retry
+        assert "away" in refused.reason
+        with pytest.raises(aiohttp.WSServerHandshakeError) as turned_away:
+            await agent.connect()
+        assert turned_away.value.status == 503
+        await socket.send_str("an open socket goes on")
+        assert (await socket.receive()).data == "an open socket goes on"
+        gone.setattr(doors, "BLIND_SECONDS", 0.0)  # but not for ever without anybody looking
+        notebook.place.edge.doors.changed()
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert (await notebook.get("/lab", cookie)).status == 200
+
+
+async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(place: Place, agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed())
+    await agent.hear()
+
+    def cut() -> None:
+        with redis.Redis.from_url(settings.REDIS_URL) as store:
+            store.client_kill_filter(_type="pubsub")
+
+    await asyncio.to_thread(cut)
+    assert isinstance(await agent.hear(seconds=5), protocol.Desired)
+    await until(lambda: place.edge.bus.connected)
+
+
+async def test_the_process_says_what_is_wrong_serves_and_ends_in_time(transactional_db: None, tmp_path: Path) -> None:
+    port, figures = free_port(), free_port()
+    environment = {
+        "PATH": "/usr/bin:/bin", "DATABASE_URL": await rows(database_url), "REDIS_URL": settings.REDIS_URL,
+        "GPUPOOL_ENVIRONMENT": "test", "GPUPOOL_SECRET_KEY": settings.SECRET_KEY, "GPUPOOL_STATE": str(tmp_path),
+        "GPUPOOL_PORTAL_URL": settings.GPUPOOL_PORTAL_URL, "GPUPOOL_EDGE_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "portal.edge", *more]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    process = start("--metrics-port", str(figures))
+    try:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(200):
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+                        health = await answer.json()
+                    if health["redis"] == "ok":
+                        break
+                except aiohttp.ClientError:
+                    assert process.poll() is None
+                await asyncio.sleep(0.1)
+            assert health == {"database": "ok", "redis": "ok"}
+            async with session.get(f"http://127.0.0.1:{figures}/metrics") as answer:
+                assert "gpupool_edge_agents 0.0" in await answer.text()
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                assert answer.status == 404
+        second = await asyncio.to_thread(start)
+        said = (await asyncio.to_thread(second.communicate))[0]
+        assert second.returncode == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in said
+        wrong = await asyncio.to_thread(start, "--port", "70000")
+        assert "'70000' is no port; allowed: 1 to 65535" in (await asyncio.to_thread(wrong.communicate))[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 5) == 0
