@@ -67,18 +67,20 @@ def free_now(user: User, now: datetime, card: use.Prices | None = None) -> list[
             free_on_one_host=max(by_host[pool, model, profile].values()),
             slots=line["slots"],
             memory_mib=line["memory"],
-            price=card.of(pool, model, line["slots"]),
+            price=use.sum_of([card.of(pool, model, line["slots"])]),
         )
         for (pool, model, profile), line in sums.items()
     ]
-    # Shared pools first; in a pool the dearest model first, whole GPUs before slices.
-    return sorted(
-        lines,
-        key=lambda x: (
-            x.pool.team_id is not None,
-            x.pool.name,
-            -(x.memory_mib if not x.profile else 0),
-            x.model,
-            x.profile,
-        ),
+    return sorted(lines, key=_order)
+
+
+def _order(line: FreeLine) -> tuple[bool, str, bool, Decimal, str, str]:
+    """Shared pools first; in a pool whole GPUs before slices, the dearest model first."""
+    return (
+        line.pool.team_id is not None,
+        line.pool.name,
+        bool(line.profile),
+        -(line.price or Decimal(0)),
+        line.model,
+        line.profile,
     )

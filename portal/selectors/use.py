@@ -92,7 +92,7 @@ def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, 
 
 
 def of_workloads(workloads: Collection[int], hosts: Collection[int], now: datetime) -> dict[int, Use]:
-    """Utilisation of each over the last two hours from rollups of a minute, and the last readings of their ``hosts``: two queries."""
+    """Utilisation of each in the last two hours, from rollups of a minute, and last readings of their ``hosts``: two queries."""
     if not workloads:
         return {}
     since = (now - BACK).replace(second=0, microsecond=0)

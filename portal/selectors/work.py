@@ -17,6 +17,7 @@ from scheduler.models import (
     Allocation,
     BoundUnit,
     MaintenanceWindow,
+    Pool,
     Quota,
     Reservation,
     Run,
@@ -183,15 +184,7 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
     quotas = Quota.objects.filter(team__in=teams).select_related("pool").order_by("pool__name", "-model")
     lines: dict[int, list[QuotaLine]] = {}
     for quota in quotas:
-        slots = held.get((quota.team_id, quota.pool_id, quota.model), 0)
-        line = QuotaLine(
-            pool=quota.pool.name,
-            model=quota.model,
-            guaranteed=quota.guaranteed_slots / SLOTS_PER_GPU,
-            held=slots / SLOTS_PER_GPU,
-            borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
-        )
-        lines.setdefault(quota.team_id, []).append(line)
+        lines.setdefault(quota.team_id, []).append(_quota_line(quota, held))
     month = month_of(now)
     budgets = dict(Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "amount"))
     spent = use.spent_by_teams(teams, month)
@@ -205,6 +198,25 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
         )
         for team in teams
     ]
+
+
+def quota_lines(team: Team, pool: Pool, now: datetime) -> list[QuotaLine]:
+    """A team's guarantees in one pool and what it holds of them."""
+    held = held_now([team.pk], now)
+    return [
+        _quota_line(quota, held)
+        for quota in Quota.objects.filter(team=team, pool=pool).select_related("pool").order_by("model")
+    ]
+
+
+def _quota_line(quota: Quota, held: dict[tuple[int, int, str], int]) -> QuotaLine:
+    return QuotaLine(
+        pool=quota.pool.name,
+        model=quota.model,
+        guaranteed=quota.guaranteed_slots / SLOTS_PER_GPU,
+        held=held.get((quota.team_id, quota.pool_id, quota.model), 0) / SLOTS_PER_GPU,
+        borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
+    )
 
 
 def held_now(teams: Sequence[int], now: datetime) -> dict[tuple[int, int, str], int]:

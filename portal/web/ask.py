@@ -21,10 +21,12 @@ from portal.web.access import signed_in, viewer
 from portal.web.ask_forms import (
     KINDS,
     AskForm,
+    Options,
     count_values,
     default_name,
     first_values,
     length_values,
+    targets_of,
     uuid_of,
     values_of,
 )
@@ -52,23 +54,24 @@ def submit_job(request: HttpRequest) -> HttpResponse:
 def preview(request: HttpRequest) -> HttpResponse:
     """What the form as it stands would get; a part of the page, asked for while one types."""
     user, now = viewer(request), timezone.now()
-    form = _form(request, user, now, data=request.POST)
+    form = AskForm(request.POST, options=_options(request, user, now))
     return render(request, "work/ask_preview.html", {"view": ask_preview.of(form, user, now)})
 
 
 def answer(request: HttpRequest, kind: str) -> HttpResponse:
     """The page for one kind, or the redirect after a request was taken."""
     user, now = viewer(request), timezone.now()
+    options = _options(request, user, now)
     if request.method != "POST":
-        form = _form(request, user, now, initial=_initial(request, user, now, kind))
-        return _page(request, form, user, now)
+        form = AskForm(initial=_initial(request, user, now, kind, options), options=options)
+        return _page(request, form, options, user, now)
     if "use_start" in request.POST or "use_units" in request.POST:
-        form = _form(request, user, now, data=_with_fix(request.POST))
-        return _page(request, form, user, now)
-    form = _form(request, user, now, data=request.POST)
+        form = AskForm(_with_fix(request.POST), options=options)
+        return _page(request, form, options, user, now)
+    form = AskForm(request.POST, options=options)
     made = _carry_out(form, user, now) if form.is_valid() else None
     if made is None:
-        return _page(request, form, user, now, status=400)
+        return _page(request, form, options, user, now, status=400)
     request.session[REMEMBERED] = {
         k: v for k, v in request.POST.items() if k in form.fields and k not in NOT_REMEMBERED
     }
@@ -104,18 +107,21 @@ def _after(request: HttpRequest, made: Submission | Reservation | Workload) -> H
 # -- the form ----------------------------------------------------------------------------------------------------------
 
 
-def _form(request: HttpRequest, user: User, now: datetime, **given: Any) -> AskForm:
+def _options(request: HttpRequest, user: User, now: datetime) -> Options:
     organisation = organisation_of(request)
-    return AskForm(user=user, now=now, currency=organisation.currency if organisation else "EUR", **given)
+    return Options.of(user, now, organisation.currency if organisation else "EUR")
 
 
-def _page(request: HttpRequest, form: AskForm, user: User, now: datetime, status: int = 200) -> HttpResponse:
-    checked = form if form.is_bound else _form(request, user, now, data=_as_data(form))
+def _page(
+    request: HttpRequest, form: AskForm, options: Options, user: User, now: datetime, status: int = 200
+) -> HttpResponse:
+    checked = form if form.is_bound else AskForm(_as_data(form), options=options)
+    can_ask = bool(options.projects and options.lines)
     context = {
         "form": form,
-        "in_a_team": bool(form.projects),
-        "has_gpus": bool(form.lines),
-        "preview": ask_preview.of(checked, user, now) if form.projects and form.lines else None,
+        "in_a_team": bool(options.projects),
+        "has_gpus": bool(options.lines),
+        "preview": ask_preview.of(checked, user, now) if can_ask else None,
         "remembered": bool(request.session.get(REMEMBERED)),
         "now": now,
     }
@@ -127,10 +133,9 @@ def _given_kind(request: HttpRequest) -> str:
     return given if given in dict(KINDS) else "reservation"
 
 
-def _initial(request: HttpRequest, user: User, now: datetime, kind: str) -> dict[str, Any]:
+def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options: Options) -> dict[str, Any]:
     """From general defaults over the last request to what the address says."""
-    form = _form(request, user, now)
-    initial = first_values(user, now, form.lines)
+    initial = first_values(now, options.lines)
     remembered = dict(request.session.get(REMEMBERED, {}))
     if remembered:
         # A box that is not ticked is not sent.
@@ -138,13 +143,13 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str) -> dict
         remembered["nvlink"] = bool(remembered.get("nvlink"))
     initial |= remembered
     initial["kind"] = kind
-    initial["project"] = initial.get("project") or next(iter(form.projects), "")
+    initial["project"] = initial.get("project") or next(iter(options.projects), "")
     if kind == "notebook" and "type" not in remembered:
         initial["type"] = "interactive"
     initial |= _from_workload(request, user)
     initial |= _from_address(request)
-    if initial["target"] not in dict(form.fields["target"].choices):  # type: ignore[attr-defined]
-        initial["target"] = first_values(user, now, form.lines)["target"]
+    if initial["target"] not in targets_of(options.lines):
+        initial["target"] = first_values(now, options.lines)["target"]
     return initial
 
 

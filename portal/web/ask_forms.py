@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from portal.selectors.free import FreeLine
 from portal.templatetags.gpupool import gpu_model, money
 from portal.web.verb_form import VerbForm
 from scheduler.core.model import Priority
-from scheduler.models import Pool, Project, Workload, WorkloadType
+from scheduler.models import Pool, Project, Reservation, Workload, WorkloadType
 
 KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 COUNTS = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
@@ -38,6 +39,27 @@ FIELD_OF = {
     "end": "length",
     "max_runtime_seconds": "length",
 }
+
+
+@dataclass(frozen=True)
+class Options:
+    """What there is to choose from, read once for a page however often its form is made."""
+
+    lines: list[FreeLine]
+    projects: dict[str, Project]
+    reservations: dict[str, Reservation]
+    currency: str
+
+    @classmethod
+    def of(cls, user: User, now: datetime, currency: str) -> Options:
+        """What this person may choose at this moment."""
+        projects = policy.launchable_projects(user).select_related("team").order_by("name")
+        return cls(
+            free.free_now(user, now),
+            {str(project.pk): project for project in projects},
+            {str(row.public_id): row for row in work.open_reservations(user, now)},
+            currency,
+        )
 
 
 class AskForm(VerbForm):
@@ -62,7 +84,11 @@ class AskForm(VerbForm):
         },
     )
     length = forms.DecimalField(
-        label="For", initial=4, required=False, widget=forms.NumberInput(attrs={"class": "input number", "step": "any"})
+        label="For",
+        initial=4,
+        required=False,
+        error_messages={"invalid": f"For is not a number; allowed: more than 0, up to {MOST_LENGTH:,}."},
+        widget=forms.NumberInput(attrs={"class": "input number", "step": "any"}),
     )
     length_unit = forms.ChoiceField(
         label="Unit",
@@ -102,17 +128,14 @@ class AskForm(VerbForm):
         help_text="One NAME=value on each line.",
     )
 
-    def __init__(self, *args: Any, user: User, now: datetime, currency: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.user, self.now, self.currency = user, now, currency
-        self.lines = free.free_now(user, now)
-        self.projects = {str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")}
-        self.reservations = {str(r.public_id): r for r in work.open_reservations(user, now)}
+        self.lines, self.projects, self.reservations = options.lines, options.projects, options.reservations
         self.pools = {line.pool.slug: line.pool for line in self.lines}
         fields: dict[str, Any] = self.fields
         fields["start"].required = self.kind_chosen == "reservation"
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
-        fields["target"].choices = _targets(self.lines, currency)
+        fields["target"].choices = _targets(self.lines, options.currency)
         fields["reservation"].choices = [
             ("", "No"),
             *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
@@ -226,7 +249,7 @@ def default_name(kind: str, user: User, now: datetime) -> str:
     return f"{user.get_username()}-{timezone.localtime(now):%d%b-%H%M}".lower()
 
 
-def first_values(user: User, now: datetime, lines: list[FreeLine]) -> dict[str, Any]:
+def first_values(now: datetime, lines: list[FreeLine]) -> dict[str, Any]:
     """A form that could be sent as it is: tomorrow at nine, or now, for four hours."""
     tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
     best = next((line for line in lines if line.free and not line.profile), lines[0] if lines else None)
@@ -301,6 +324,11 @@ def _later(start: datetime, length: timedelta) -> datetime:
 
 def _value(line: FreeLine) -> str:
     return f"{line.pool.slug}|{line.model}|{line.profile}"
+
+
+def targets_of(lines: list[FreeLine]) -> set[str]:
+    """Every value of the field ``target``."""
+    return {value for value, _ in _targets(lines, "")}
 
 
 def _targets(lines: list[FreeLine], currency: str) -> list[tuple[str, SafeString]]:

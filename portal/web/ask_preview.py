@@ -13,12 +13,12 @@ from django.utils import timezone
 from portal import wording
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import User
+from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
 from scheduler import selectors as engine
-from scheduler import snapshot
-from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.core.model import WHOLE
 from scheduler.models import Pool
 
 WORKING_HOURS = range(8, 20)
@@ -42,8 +42,10 @@ def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     except Invalid as refusal:
         named = {FIELD_OF.get(name, name): message for name, message in refusal.fields.items()}
         context["blocks"] = [{"text": message} for message in named.values()]
+        return context
     except (Conflict, NotAllowed) as refusal:
         context["blocks"] = [{"text": refusal.message}]
+        return context
     start, end = _range(form, now)
     context["chart"] = _chart(pool, model, profile, form.cleaned_data["units"], start, end, now)
     context["same"] = same_elsewhere(form)
@@ -67,7 +69,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "price": _price(
             answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"
         ),
-        "quota": _quota(form, arguments["pool"], answer["gpus"], now),
+        "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
     if not answer["fits"]:
         fix = context["windows"][0] if context["windows"] else None
@@ -107,7 +109,7 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "expected_start": answer["expected_start"],
         "reason": wording.reason(answer["code"], answer["numbers"], user),
         "price": _price(answer, answer["longest_cost"], text),
-        "quota": _quota(form, arguments["pool"], answer["gpus"], now),
+        "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
     if not answer["starts_now"] and answer["expected_start"] is None:
         context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
@@ -140,33 +142,31 @@ def _price(answer: dict[str, Any], total: Decimal | None, how: str) -> dict[str,
     }
 
 
-def _quota(form: AskForm, pool: Pool, gpus: float, now: datetime) -> dict[str, Any] | None:
+def _quota(form: AskForm, lines: list[QuotaLine], gpus: float) -> dict[str, Any] | None:
     """The team's guarantee of the model it asks for, now and with this; None where the pool is the team's own."""
     _, model, _ = form.cleaned_data["target"]
     team = form.project_chosen.team
-    uses = engine.quota_effect(snapshot.take([pool.pk], now), team=team.pk, pool=pool.pk)
-    use = next((use for use in uses if use.model == model), uses[0] if len(uses) == 1 else None)
-    if use is None:
+    line = next((line for line in lines if line.model == model), lines[0] if len(lines) == 1 else None)
+    if line is None:
         return None
-    held, guaranteed = use.held / SLOTS_PER_GPU, use.guaranteed / SLOTS_PER_GPU
-    limit = None if use.borrow_limit is None else guaranteed + use.borrow_limit / SLOTS_PER_GPU
-    after = held + gpus
-    if after <= guaranteed:
+    limit = None if line.borrow_limit is None else line.guaranteed + line.borrow_limit
+    after = line.held + gpus
+    if after <= line.guaranteed:
         words = "Within the guarantee: other teams can't take it back."
     elif limit is not None and after > limit:
         words = f"Above the {limit:g} that {team.name} may hold of this model."
     else:
-        words = f"{after - guaranteed:g} above the guarantee are borrowed and may be called back."
+        words = f"{after - line.guaranteed:g} above the guarantee are borrowed and may be called back."
     return {
         "team": team,
-        "model": gpu_model(use.model),
-        "held": f"{held:g} of {guaranteed:g}",
-        "after": f"{after:g} of {guaranteed:g}",
-        "scale": max(after, guaranteed, limit or 0, 1),
-        "used": min(held, guaranteed),
-        "borrowed": max(0.0, held - guaranteed),
+        "model": gpu_model(line.model),
+        "held": f"{line.held:g} of {line.guaranteed:g}",
+        "after": f"{after:g} of {line.guaranteed:g}",
+        "scale": max(after, line.guaranteed, limit or 0, 1),
+        "used": min(line.held, line.guaranteed),
+        "borrowed": line.borrowed,
         "forecast": gpus,
-        "mark": guaranteed,
+        "mark": line.guaranteed,
         "words": words,
     }
 

@@ -21,6 +21,7 @@ from portal.web.access import signed_in, viewer
 from portal.web.context import organisation_of
 from scheduler.models import MaintenanceWindow, Reservation
 from scheduler.states import WorkloadState
+from telemetry.core.money import rounded
 
 MOST_CARDS = 12
 MOST_ENDED = 8
@@ -125,12 +126,12 @@ def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | 
     if panel.budget is None or panel.spent is None:
         return None
     left, expected = panel.budget - panel.spent, panel.forecast
-    text = f"{money(left, currency)} left of {money(panel.budget, currency)}"
+    text = f"{_whole(left, currency)} left of {_whole(panel.budget, currency)}"
     if left < 0:
-        text = f"over by {money(-left, currency)} of {money(panel.budget, currency)}"
-    words = f"{money(panel.spent, currency)} spent."
+        text = f"over by {_whole(-left, currency)} of {_whole(panel.budget, currency)}"
+    words = f"{_whole(panel.spent, currency)} spent."
     if expected is not None:
-        words += f" At this pace {money(expected, currency)} by the end of the month."
+        words += f" At this pace {_whole(expected, currency)} by the end of the month."
     return {
         "label": f"Budget, {now:%b}",
         "text": text,
@@ -142,6 +143,11 @@ def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | 
         "bad": left < 0,
         "words": words,
     }
+
+
+def _whole(amount: Decimal, currency: str) -> str:
+    """Money in whole units: a bar's label has no room for cents."""
+    return money(rounded(amount, Decimal(1)), currency).removesuffix(".00")
 
 
 def _coming(user: User, now: datetime) -> list[dict[str, Any]]:

@@ -1,0 +1,571 @@
+"""Pages of people who ask for GPUs: who sees them, what they show, and that nothing typed is lost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import AuditEvent, Submission, Template
+from scheduler.models import Reservation, Workload
+from scheduler.states import ReservationState, WorkloadState
+from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+PAGES = [
+    "home",
+    "ask",
+    "calendar",
+    "notebooks",
+    "notebook-launch",
+    "jobs",
+    "job-submit",
+    "queue",
+    "search",
+    "styleguide",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_role_may_read_the_page(world: World, page: str) -> None:
+    for role, user in world.people.items():
+        assert signed_in(user).get(reverse(page)).status_code == 200, role
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_stranger_is_sent_to_sign_in_and_back_again(world: World, page: str) -> None:
+    answer = Client().get(reverse(page))
+    assert answer.status_code == 302
+    assert "next=" in answer["Location"]
+
+
+def test_a_part_of_a_page_whose_session_is_over_makes_the_whole_page_load_again(world: World) -> None:
+    answer = Client().get(reverse("home"), {"part": "live"}, headers={"HX-Request": "true"})
+    assert (answer.status_code, answer["HX-Refresh"]) == (204, "true")
+
+
+def test_home_shows_what_is_mine_and_nothing_of_other_teams(world: World) -> None:
+    run_job(world, world.vision, "vessel-seg", host="alpha", gpus=[0, 1])
+    run_job(world, world.language, "secret-llm", host="beta", gpus=[0])
+    page = signed_in(world.vision.member).get(reverse("home")).content.decode()
+    assert "vessel-seg" in page
+    assert "alpha, GPU 0–1" in page
+    assert "secret-llm" not in page
+
+
+def test_home_of_somebody_without_work_teaches_the_next_step(world: World) -> None:
+    page = signed_in(world.vision.member).get(reverse("home")).content.decode()
+    assert "Nothing of yours runs yet" in page
+    assert reverse("notebook-launch") in page
+    assert "You are in no team" in signed_in(world.stranger).get(reverse("home")).content.decode()
+
+
+def test_a_waiting_card_says_its_position_and_why(world: World) -> None:
+    make_waiting(world, world.vision, "mri-foundation")
+    page = signed_in(world.vision.member).get(reverse("home")).content.decode()
+    assert re.search(r"Position</span><b>2 <small>of 1", page)
+    assert "H100" in page
+    assert "Why them, not me?" in page
+
+
+def test_a_refresh_with_the_same_words_replaces_only_the_freshness(world: World) -> None:
+    client = signed_in(world.vision.member)
+    page = client.get(reverse("queue")).content.decode()
+    again = re.search(r'hx-get="([^"]+)"', page)
+    assert again is not None
+    answer = client.get(again.group(1).replace("&amp;", "&"))
+    assert answer["HX-Reswap"] == "none"
+    make_waiting(world, world.vision, "mri-foundation")
+    changed = client.get(again.group(1).replace("&amp;", "&"))
+    assert "HX-Reswap" not in changed
+    assert "mri-foundation" in changed.content.decode()
+
+
+def test_unknown_use_is_said_and_never_zero(world: World) -> None:
+    run_job(world, world.vision, "quiet", host="alpha", gpus=[0])
+    page = signed_in(world.vision.member).get(reverse("home")).content.decode()
+    assert "Utilisation over the last two hours, unknown" in page
+    assert "0 %" not in page
+
+
+# -- notebooks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def template(db: None) -> Template:
+    return Template.objects.create(
+        slug="one", name="Notebook, 1 GPU", kind="notebook", type="interactive", units=1, max_runtime_seconds=4 * 3600
+    )
+
+
+def test_a_notebook_is_launched_from_a_template_in_two_clicks(world: World, template: Template) -> None:
+    client = signed_in(world.vision.member)
+    form = client.get(reverse("notebook-launch"))
+    assert form.context["form"].initial["template"] == "one"
+    answer = client.post(
+        reverse("notebook-launch"),
+        {"template": "one", "project": world.vision.project.pk, "pool": "shared", "hours": "2"},
+    )
+    notebook = Workload.objects.get()
+    assert answer["Location"] == f"{reverse('notebook', args=[notebook.public_id])}?open=1"
+    assert (notebook.kind, notebook.units, notebook.max_runtime_seconds) == ("notebook", 1, 7200)
+    progress = client.get(answer["Location"]).content.decode()
+    assert "JupyterLab opens here by itself" in progress
+    assert "Queued" in progress
+
+
+def test_a_template_that_is_none_keeps_what_was_chosen(world: World, template: Template) -> None:
+    given = {"template": "nonsense", "project": world.vision.project.pk, "pool": "shared", "hours": "2", "name": "mine"}
+    answer = signed_in(world.vision.member).post(reverse("notebook-launch"), given)
+    assert answer.status_code == 400
+    assert 'value="mine"' in answer.content.decode()
+    assert not Workload.objects.exists()
+
+
+def test_only_its_owner_opens_a_notebook_and_a_starting_one_says_so(world: World) -> None:
+    notebook = queue_job(world, world.vision, "lab", kind="notebook")
+    address = reverse("notebook-open", args=[notebook.public_id])
+    mate = signed_in(world.vision.members[1]).post(address)
+    assert mate.status_code == 403
+    mine = signed_in(world.vision.member).post(address, follow=True)
+    assert "can be opened while it runs" in mine.content.decode()
+
+
+def test_a_ready_notebook_opens_on_its_own_origin(world: World) -> None:
+    notebook = run_job(world, world.vision, "lab", kind="notebook", host="alpha", gpus=[0])
+    client = signed_in(world.vision.member)
+    page = client.get(reverse("notebook", args=[notebook.public_id]), {"open": "1"}).content.decode()
+    assert "data-opens-itself" in page
+    answer = client.post(reverse("notebook-open", args=[notebook.public_id]))
+    assert answer.status_code == 303
+    assert "/.gpupool/enter?code=" in answer["Location"]
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+def test_stopping_asks_first_and_then_stops(world: World) -> None:
+    job = queue_job(world, world.vision, "train")
+    client = signed_in(world.vision.member)
+    address = reverse("workload-cancel", args=[job.public_id])
+    question = client.post(address)
+    assert "Stop train?" in question.content.decode()
+    job.refresh_from_db()
+    assert job.state == WorkloadState.QUEUED
+    assert client.post(address, {"confirmed": "1"}).status_code == 302
+    job.refresh_from_db()
+    assert job.state == WorkloadState.ENDED
+    assert AuditEvent.objects.filter(verb="cancel_workload").count() == 1
+
+
+def test_another_teams_workload_is_not_found(world: World) -> None:
+    job = queue_job(world, world.vision, "train")
+    other = signed_in(world.language.member)
+    for page in ("job", "why", "job-log"):
+        assert other.get(reverse(page, args=[job.public_id])).status_code == 404
+    for verb in ("cancel", "extend", "keep"):
+        assert other.post(reverse(f"workload-{verb}", args=[job.public_id])).status_code == 404
+    assert other.get(reverse("job", args=[uuid.uuid4()])).status_code == 404
+
+
+def test_a_team_mate_sees_a_job_and_may_not_stop_it(world: World) -> None:
+    job = queue_job(world, world.vision, "train")
+    mate = signed_in(world.vision.members[1])
+    assert mate.get(reverse("job", args=[job.public_id])).status_code == 200
+    refused = mate.post(reverse("workload-cancel", args=[job.public_id]), {"confirmed": "1"})
+    assert refused.status_code == 403
+    assert "Only its owner" in refused.content.decode()
+
+
+@pytest.mark.parametrize("hours", ["", "0", "-1", "1e3", "99999999999", "٣", "one"])
+def test_a_number_of_hours_that_is_none_is_named_and_changes_nothing(world: World, hours: str) -> None:
+    job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
+    client = signed_in(world.vision.member)
+    answer = client.post(reverse("workload-extend", args=[job.public_id]), {"hours": hours}, follow=True)
+    assert answer.status_code == 200
+    assert "allowed: a whole number from 1" in answer.content.decode()
+    before = job.max_runtime_seconds
+    job.refresh_from_db()
+    assert job.max_runtime_seconds == before
+
+
+@pytest.mark.parametrize("tab", ["log", "attempts", "use", "cost", "decisions", "nonsense"])
+def test_every_tab_of_a_job_is_there_before_and_while_it_runs(world: World, tab: str) -> None:
+    client = signed_in(world.vision.member)
+    for job in (queue_job(world, world.vision, "waits"), run_job(world, world.vision, "runs", host="alpha", gpus=[0])):
+        assert client.get(reverse("job", args=[job.public_id]), {"tab": tab}).status_code == 200
+
+
+def test_a_log_grows_by_what_came_since(world: World) -> None:
+    from scheduler import logs
+
+    job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
+    run = job.runs.get()
+    logs.append(run.public_id, 0, "step 1 <b>\n")
+    client = signed_in(world.vision.member)
+    page = client.get(reverse("job", args=[job.public_id])).content.decode()
+    assert "step 1 &lt;b&gt;" in page
+    logs.append(run.public_id, 11, "step 2\n")
+    more = client.get(reverse("job-log", args=[job.public_id]), {"run": run.public_id, "offset": 11}).content.decode()
+    assert "step 2" in more
+    assert "step 1" not in more
+    assert 'hx-swap-oob="beforeend:#log"' in more
+    whole = client.get(reverse("job-log", args=[job.public_id]), {"download": 1})
+    assert b"".join(whole) == b"step 1 <b>\nstep 2\n"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("run", ["nonsense", "00000000-0000-4000-8000-000000000000"])
+def test_a_log_of_a_run_that_is_none_is_not_found(world: World, run: str) -> None:
+    job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
+    assert signed_in(world.vision.member).get(reverse("job-log", args=[job.public_id]), {"run": run}).status_code == 404
+
+
+def test_relaunch_brings_the_form_filled_in_as_it_was(world: World) -> None:
+    job = queue_job(world, world.vision, "train", command="python train.py --epochs 3")
+    client = signed_in(world.vision.member)
+    answer = client.get(reverse("workload-relaunch", args=[job.public_id]), follow=True)
+    page = answer.content.decode()
+    assert "python train.py --epochs 3" in page
+    assert 'value="train"' in page
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def test_lists_filter_sort_and_page_by_their_address(world: World) -> None:
+    for number in range(30):
+        queue_job(world, world.vision, f"job-{number:02d}")
+    client = signed_in(world.vision.member)
+    first = client.get(reverse("jobs"), {"sort": "name"}).content.decode()
+    assert "job-00" in first
+    assert "job-29" not in first
+    assert "job-29" in client.get(reverse("jobs"), {"sort": "name", "page": 2}).content.decode()
+    found = client.get(reverse("jobs"), {"find": "job-17"}).content.decode()
+    assert "job-17" in found
+    assert "job-16" not in found
+
+
+@pytest.mark.parametrize(
+    "query", ["sort=-nonsense", "page=abc", "page=-4", "page=999", "state=nonsense", "mine=%27", "find=" + "x" * 500]
+)
+def test_an_address_that_makes_no_sense_still_gets_a_page(world: World, query: str) -> None:
+    queue_job(world, world.vision, "train")
+    assert signed_in(world.vision.member).get(f"{reverse('jobs')}?{query}").status_code == 200
+    assert signed_in(world.vision.member).get(f"{reverse('queue')}?{query}").status_code == 200
+
+
+def test_a_name_that_a_spreadsheet_would_run_is_quoted_in_the_csv(world: World) -> None:
+    queue_job(world, world.vision, "=1+1")
+    answer = signed_in(world.vision.member).get(reverse("jobs"), {"format": "csv"})
+    text = b"".join(answer).decode()  # type: ignore[arg-type]
+    assert ",'=1+1," in text
+
+
+# -- queue -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_unfolds_a_row_with_blockers_and_fairness(world: World) -> None:
+    other = run_job(world, world.language, "secret-llm", host="alpha", gpus=[0, 1, 2, 3, 4, 5, 6, 7])
+    job = make_waiting(world, world.vision, "mri-foundation", blockers=[other.pk])
+    page = signed_in(world.vision.member).get(reverse("queue"), {"open": str(job.public_id)}).content.decode()
+    assert "Why them, not me?" in page
+    assert "Work of another team" in page
+    assert "secret-llm" not in page
+    assert "Language" in page
+    operator = signed_in(world.operator).get(reverse("why", args=[job.public_id])).content.decode()
+    assert "secret-llm" in operator
+
+
+def test_what_would_start_sooner_leads_to_a_filled_in_form(world: World) -> None:
+    run_job(world, world.language, "big", host="alpha", gpus=[0, 1, 2, 3, 4, 5])
+    run_job(world, world.language, "big-2", host="beta", gpus=[0, 1, 2, 3, 4, 5])
+    job = make_waiting(world, world.vision, "mri-foundation", units=8)
+    detail = signed_in(world.vision.member).get(reverse("why", args=[job.public_id])).context["detail"]
+    assert detail["sooner"]
+    form = signed_in(world.vision.member).get(detail["sooner"][0]["url"])
+    assert form.status_code == 200
+    assert form.context["form"].initial["kind"] == "job"
+
+
+# -- search, theme, zone -----------------------------------------------------------------------------------------------
+
+
+def test_the_search_finds_only_what_may_be_seen(world: World) -> None:
+    queue_job(world, world.vision, "vessel-seg")
+    queue_job(world, world.language, "vessel-llm")
+    found = (
+        signed_in(world.vision.member)
+        .get(reverse("search"), {"q": "vessel"}, headers={"HX-Request": "true"})
+        .content.decode()
+    )
+    assert "vessel-seg" in found
+    assert "vessel-llm" not in found
+
+
+def test_pages_speak_in_the_persons_zone_then_the_browsers_then_the_organisations(world: World) -> None:
+    world.organisation.time_zone = "Asia/Tokyo"
+    world.organisation.save()
+    client = signed_in(world.vision.member)
+    assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
+    client.cookies["tz"] = "America/Lima"
+    assert "Times in America/Lima" in client.get(reverse("home")).content.decode()
+    client.cookies["tz"] = "../../etc/passwd"
+    assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
+    world.vision.member.time_zone = "Europe/Oslo"
+    world.vision.member.save()
+    page = client.get(reverse("home")).content.decode()
+    assert "Times in Europe/Oslo" in page
+    assert "data-zone-fixed" in page
+
+
+def test_a_theme_of_the_preferences_holds_until_the_browser_chooses(world: World) -> None:
+    world.vision.member.theme = "dark"
+    world.vision.member.save()
+    client = signed_in(world.vision.member)
+    assert 'data-theme="dark"' in client.get(reverse("home")).content.decode()
+    client.cookies["theme"] = "light"
+    assert 'data-theme="light"' in client.get(reverse("home")).content.decode()
+
+
+def test_what_is_simulated_is_said_on_every_page(world: World) -> None:
+    assert "All hosts are simulated" in signed_in(world.vision.member).get(reverse("queue")).content.decode()
+
+
+# -- reservations ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reservation_is_shortened_and_cancelled_from_its_page(world: World) -> None:
+    row = reserve(world, world.vision, "review", hours=24, length=8)
+    client = signed_in(world.vision.member)
+    address = reverse("reservation", args=[row.public_id])
+    assert "review" in client.get(address).content.decode()
+    end = timezone.localtime(row.end - dt.timedelta(hours=4))
+    assert client.post(address, {"end": f"{end:%Y-%m-%dT%H:%M}"}).status_code == 302
+    row.refresh_from_db()
+    assert abs(row.end - end) < dt.timedelta(minutes=1)
+    later = client.post(address, {"end": "2199-01-01T00:00"})
+    assert later.status_code == 400
+    assert "allowed: after" in later.content.decode()
+    cancel = reverse("reservation-cancel", args=[row.public_id])
+    assert "Cancel review?" in client.post(cancel).content.decode()
+    assert client.post(cancel, {"confirmed": "1"}).status_code == 302
+    row.refresh_from_db()
+    assert row.state == ReservationState.CANCELLED
+
+
+def test_another_teams_reservation_is_not_found(world: World) -> None:
+    row = reserve(world, world.vision, "review", hours=24, length=8)
+    assert signed_in(world.language.member).get(reverse("reservation", args=[row.public_id])).status_code == 404
+
+
+# -- the request form --------------------------------------------------------------------------------------------------
+
+
+def ask_data(world: World, **changes: str) -> dict[str, str]:
+    start = timezone.localtime(timezone.now() + dt.timedelta(days=1)).replace(minute=0)
+    return {
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "2",
+        "start": f"{start:%Y-%m-%dT%H:%M}",
+        "length": "8",
+        "length_unit": "hours",
+        "name": "review",
+        "priority": "normal",
+        **changes,
+    }
+
+
+def test_a_small_reservation_is_confirmed_at_once(world: World) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world))
+    row = Reservation.objects.get()
+    assert answer["Location"] == reverse("reservation", args=[row.public_id])
+    assert (row.units, row.models_wanted) == (2, [H100])
+
+
+def test_a_large_reservation_waits_for_approval(world: World) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, count="8"), follow=True)
+    assert Submission.objects.get().payload["units"] == 8
+    assert "waits for approval" in answer.content.decode()
+    assert not Reservation.objects.exists()
+
+
+def test_a_job_is_submitted_with_everything_that_was_said(world: World) -> None:
+    data = ask_data(
+        world,
+        kind="job",
+        command="python train.py",
+        hosts="2",
+        most_retries="1",
+        preemptible="on",
+        environment="SEED=7\nMODE=fast",
+    )
+    signed_in(world.vision.member).post(reverse("job-submit"), data)
+    job = Workload.objects.get()
+    assert (job.units, job.hosts, job.most_retries, job.preemptible) == (2, 2, 1, True)
+    assert job.environment == {"SEED": "7", "MODE": "fast"}
+    assert job.max_runtime_seconds == 8 * 3600
+
+
+def test_the_form_remembers_the_last_request(world: World) -> None:
+    client = signed_in(world.vision.member)
+    client.post(reverse("ask"), ask_data(world, count="4", length="3"))
+    page = client.get(reverse("ask"))
+    assert page.context["form"].initial["count"] == "4"
+    assert "Filled in from your last request" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"start": "yesterday"}, "This is not a date and time"),
+        ({"start": ""}, "Start is empty"),
+        ({"start": "2001-01-01T09:00"}, "which is past"),
+        ({"start": "9999-12-31T23:00"}, "allowed"),
+        ({"length": "0"}, "allowed: more than 0"),
+        ({"length": "-4"}, "allowed: more than 0"),
+        ({"length": "1e400"}, "allowed"),
+        ({"length": "NaN"}, "allowed"),
+        ({"length": "90000", "length_unit": "days"}, "allowed"),
+        ({"count": "other", "units_other": "0"}, "allowed: a whole number from 1"),
+        ({"count": "other", "units_other": "-3"}, "allowed: a whole number from 1"),
+        ({"count": "other", "units_other": "99999999999999999999"}, "allowed: a whole number from 1"),
+        ({"count": "other", "units_other": ""}, "How many GPUs is empty"),
+        ({"count": "other", "units_other": "many"}, "whole number"),
+        ({"target": "nowhere|H9000|"}, "is not one of the available choices"),
+        ({"project": "0"}, "is not one of the available choices"),
+        ({"name": "a\u202eb"}, "U+202E"),
+        ({"name": "n" * 10_000}, "characters"),
+        ({"kind": "job", "command": ""}, "command"),
+        ({"kind": "job", "command": "true", "environment": "no equals sign"}, "allowed: NAME=value"),
+        ({"kind": "job", "command": "true", "environment": "LD_PRELOAD=x"}, "LD_PRELOAD"),
+        ({"kind": "job", "command": "true", "most_retries": "1000"}, "allowed"),
+        ({"kind": "job", "command": "true", "hosts": "0"}, "allowed"),
+    ],
+)
+def test_what_cannot_be_taken_is_named_beside_its_field_and_nothing_is_made(
+    world: World, changes: dict[str, str], words: str
+) -> None:
+    client = signed_in(world.vision.member)
+    answer = client.post(reverse("ask"), ask_data(world, why="because of the deadline", **changes))
+    page = answer.content.decode()
+    assert answer.status_code == 400, page[:500]
+    assert words in page
+    assert "because of the deadline" in page
+    assert not any(model.objects.exists() for model in MADE)
+    preview = client.post(reverse("ask-preview"), ask_data(world, **changes))
+    assert preview.status_code == 200
+
+
+def test_a_nul_in_a_name_is_refused_and_not_stored(world: World) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, name="a\0b"))
+    assert answer.status_code == 400
+    assert not any(model.objects.exists() for model in MADE)
+
+
+def test_the_preview_shows_what_is_free_what_it_costs_and_the_same_elsewhere(world: World) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask-preview"), ask_data(world))
+    page = answer.content.decode()
+    assert "It fits." in page
+    assert "gpupool reservation create" in page
+    assert "/api/v1/reservations/" in page
+    assert "Vision uses" in page
+    assert not Reservation.objects.exists()
+
+
+def test_a_full_window_is_a_block_with_its_fix_as_a_button(world: World) -> None:
+    client = signed_in(world.vision.member)
+    reserve(world, world.language, "asr-demo", hours=20, length=16, units=4)
+    reserve(world, world.robotics, "arm", hours=20, length=16, units=2)
+    reserve(world, world.vision, "mine", hours=20, length=16, units=8)
+    answer = client.post(reverse("ask-preview"), ask_data(world, count="8"))
+    view = answer.context["view"]
+    assert view["blocks"], answer.content.decode()
+    assert view["windows"]
+    value = view["windows"][0]["value"]
+    fixed = client.post(reverse("ask"), ask_data(world, count="8", use_start=value))
+    assert fixed.status_code == 200
+    assert f'value="{value}"' in fixed.content.decode()
+    assert not Submission.objects.exists()
+
+
+def test_the_preview_of_a_job_says_when_it_would_start(world: World) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask-preview"), ask_data(world, kind="job", command="true"))
+    assert "It would start now" in answer.content.decode()
+
+
+def test_a_range_of_the_calendar_fills_in_the_form(world: World) -> None:
+    start = timezone.now() + dt.timedelta(days=3)
+    answer = signed_in(world.vision.member).get(
+        reverse("ask"),
+        {
+            "kind": "reservation",
+            "target": f"shared|{H100}|",
+            "units": "6",
+            "start": start.isoformat(),
+            "end": (start + dt.timedelta(minutes=90)).isoformat(),
+        },
+    )
+    initial = answer.context["form"].initial
+    assert (initial["count"], initial["units_other"]) == ("other", 6)
+    assert (initial["length"], initial["length_unit"]) == (90, "minutes")
+
+
+# -- the calendar ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zoom", ["hour", "day", "week", "month", "nonsense"])
+def test_the_calendar_draws_every_zoom(world: World, zoom: str) -> None:
+    run_job(world, world.vision, "vessel-seg", host="alpha", gpus=[0, 1])
+    reserve(world, world.vision, "review", hours=1, length=2)
+    page = signed_in(world.vision.member).get(reverse("calendar"), {"zoom": zoom}).content.decode()
+    assert "vessel-seg" in page
+
+
+def test_other_teams_bookings_are_shown_as_taken_without_their_names(world: World) -> None:
+    run_job(world, world.language, "secret-llm", host="alpha", gpus=[0, 1])
+    reserve(world, world.language, "secret-plan", hours=1, length=2)
+    page = signed_in(world.vision.member).get(reverse("calendar")).content.decode()
+    assert "secret-llm" not in page
+    assert "secret-plan" not in page
+    assert "Language: taken" in page
+    assert "secret-plan" in signed_in(world.operator).get(reverse("calendar")).content.decode()
+
+
+@pytest.mark.parametrize("at", ["nonsense", "0001-01-01", "9999-12-31", "2026-13-45", "2026-03-29T02:30"])
+def test_a_day_that_is_none_shows_the_present(world: World, at: str) -> None:
+    assert signed_in(world.vision.member).get(reverse("calendar"), {"at": at}).status_code == 200
+
+
+def test_models_fold_and_unfold_by_links(world: World) -> None:
+    client = signed_in(world.vision.member)
+    page = client.get(reverse("calendar"))
+    row = page.context["rows"][0]
+    assert row["is_open"]
+    folded = client.get(row["url"])
+    assert not folded.context["rows"][0]["is_open"]
+
+
+def test_the_feed_is_an_icalendar_of_own_teams_and_its_address_is_a_secret(world: World) -> None:
+    import icalendar
+
+    reserve(world, world.vision, "review", hours=1, length=2)
+    reserve(world, world.language, "secret-plan", hours=1, length=2)
+    url = signed_in(world.vision.member).get(reverse("calendar")).context["feed_url"]
+    path = url[url.index("/calendar/feed/") :]
+    answer = Client().get(path)
+    assert answer["Content-Type"].startswith("text/calendar")
+    events = list(icalendar.Calendar.from_ical(answer.content).walk("VEVENT"))
+    assert [str(event["summary"]).split(":")[0] for event in events] == ["review"]
+    assert Client().get(path.replace(".ics", "x.ics")).status_code == 404
+    world.vision.member.set_password("another long password")
+    world.vision.member.save()
+    assert Client().get(path).status_code == 404

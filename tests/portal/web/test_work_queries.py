@@ -1,0 +1,96 @@
+"""Each page asks a fixed number of queries, however much there is to show: recorded in query_counts.json.
+
+A page that asks more, or fewer, fails here; ``RECORD_QUERY_COUNTS=1`` writes the new numbers, to be looked at in the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from scheduler.models import Workload
+from tests.portal.web.work_samples import make_waiting, queue_job, reserve, run_job, signed_in
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+RECORDED = Path(__file__).with_name("query_counts.json")
+PAGES: dict[str, dict[str, str]] = {
+    "home": {},
+    "notebooks": {},
+    "notebook-launch": {},
+    "jobs": {},
+    "queue": {},
+    "calendar": {},
+    "ask": {"kind": "reservation"},
+    "job-submit": {},
+    "search": {"q": "work"},
+}
+PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
+
+
+@pytest.fixture
+def some_work(world: World) -> Workload:
+    """One of everything."""
+    run_job(world, world.vision, "work-lab", kind="notebook", host="alpha", gpus=[0])
+    reserve(world, world.vision, "work-review", hours=24, length=2)
+    queue_job(world, world.vision, "work-ended", state="ended", outcome="finished")
+    make_waiting(world, world.vision, "work-waits")
+    return run_job(world, world.vision, "work-runs", host="alpha", gpus=[1, 2])
+
+
+def much_more(world: World) -> None:
+    """Several times as much."""
+    for number in range(4):
+        run_job(world, world.vision, f"work-lab-{number}", kind="notebook", host="beta", gpus=[number])
+        run_job(world, world.vision, f"work-runs-{number}", host="beta", gpus=[number + 4])
+        make_waiting(world, world.vision, f"work-waits-{number}")
+        queue_job(world, world.vision, f"work-ended-{number}", state="ended", outcome="failed")
+        reserve(world, world.vision, f"work-review-{number}", hours=24 + number, length=2)
+
+
+def queries_of(world: World, url: str, given: dict[str, str]) -> int:
+    """How many queries a page asks of its second visit: the first fills the caches."""
+    client = signed_in(world.vision.member)
+    client.get(url, given)
+    with CaptureQueriesContext(
+        connection,
+    ) as asked:
+        assert client.get(url, given).status_code == 200
+    return len(asked)
+
+
+def check(name: str, count: int) -> None:
+    known: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if os.environ.get("RECORD_QUERY_COUNTS"):
+        known[name] = count
+        RECORDED.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    assert known.get(name) == count, f"{name} asks {count} queries, {known.get(name)} are recorded"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_asks_as_many_queries_as_recorded_however_much_there_is(
+    world: World, some_work: Workload, page: str
+) -> None:
+    before = queries_of(world, reverse(page), PAGES[page])
+    much_more(world)
+    after = queries_of(world, reverse(page), PAGES[page])
+    assert after <= before, f"{page} asks {after - before} queries more when there is more to show"
+    check(page, before)
+
+
+@pytest.mark.parametrize("page", PAGES_OF_ONE)
+def test_the_page_of_one_workload_asks_as_many_queries_as_recorded(
+    world: World, some_work: Workload, page: str
+) -> None:
+    before = queries_of(world, reverse(page, args=[some_work.public_id]), PAGES_OF_ONE[page])
+    much_more(world)
+    assert queries_of(world, reverse(page, args=[some_work.public_id]), PAGES_OF_ONE[page]) <= before
+    check(page, before)

@@ -1,0 +1,93 @@
+"""Workloads and reservations for tests of pages, written as the engine would have left them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.test import Client
+from django.utils import timezone
+
+from portal.models import Submission, User
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Reservation, Run, Workload
+from scheduler.states import RunState, WorkloadState
+from tests.world import H100, TeamOfWorld, World, units_of
+
+MADE = (Workload, Reservation, Submission)
+
+
+def signed_in(user: User) -> Client:
+    """A browser of this person."""
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def queue_job(
+    world: World, team: TeamOfWorld, name: str, *, kind: str = "job", units: int = 1, **also: Any
+) -> Workload:
+    """A workload of the team's usual member that waits in the shared pool since ten minutes."""
+    now = timezone.now()
+    values: dict[str, Any] = {
+        "kind": kind,
+        "type": "training" if kind == "job" else "interactive",
+        "name": name,
+        "pool": world.shared,
+        "project": team.project,
+        "owner": team.member,
+        "command": "true" if kind == "job" else "",
+        "preemptible": kind == "job",
+        "max_runtime_seconds": 4 * 3600,
+        "predicted_seconds": 4 * 3600,
+        "units": units,
+        "models_wanted": [H100],
+        "submitted_at": now - dt.timedelta(minutes=10),
+        "queued_at": now - dt.timedelta(minutes=10),
+        **also,
+    }
+    return Workload.objects.create(**values)
+
+
+def make_waiting(world: World, team: TeamOfWorld, name: str, *, units: int = 8, **also: Any) -> Workload:
+    """One that the engine has refused so far: second in its pool."""
+    numbers = {"wanted": units, "free": 2, "model": H100}
+    return queue_job(
+        world, team, name, units=units, position=2, reason_code=Code.WAITS_FOR_UNITS, reason_numbers=numbers,
+        expected_start=timezone.now() + dt.timedelta(hours=2), **also,
+    )  # fmt: skip
+
+
+def run_job(
+    world: World, team: TeamOfWorld, name: str, *, host: str, gpus: list[int], kind: str = "job", **also: Any
+) -> Workload:
+    """One that runs on these GPUs since half an hour; a notebook answers."""
+    since = timezone.now() - dt.timedelta(minutes=30)
+    job = queue_job(
+        world, team, name, kind=kind, units=len(gpus), state=WorkloadState.RUNNING, attempt=1, started_at=since, **also
+    )
+    run = Run.objects.create(
+        workload=job, attempt=1, host=world.hosts[host], generation=job.pk, state=RunState.RUNNING, placed_at=since,
+        starting_at=since, running_at=since, ready_at=since if kind == "notebook" else None,
+    )  # fmt: skip
+    for unit in units_of(world.hosts[host]):
+        if unit.gpu.index in gpus:
+            Allocation.objects.create(
+                run=run,
+                workload=job,
+                project=team.project,
+                unit=unit,
+                slots=unit.slots,
+                period=DateTimeTZRange(since, None),
+            )
+    return job
+
+
+def reserve(world: World, team: TeamOfWorld, name: str, *, hours: float, length: float, units: int = 2) -> Reservation:
+    """A confirmed reservation of H100s that begins in ``hours`` and lasts ``length`` hours."""
+    now = timezone.now()
+    return Reservation.objects.create(
+        pool=world.shared, project=team.project, owner=team.member, name=name, units=units, models_wanted=[H100],
+        start=now + dt.timedelta(hours=hours), end=now + dt.timedelta(hours=hours + length), created_at=now,
+    )  # fmt: skip
