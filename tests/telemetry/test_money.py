@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -68,3 +70,10 @@ def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(rate: Decima
 
 def test_an_hour_is_worth_its_price() -> None:
     assert value_between(SINCE, SINCE + dt.timedelta(hours=1), Decimal("2.345678"), SINCE) == Decimal("2.345678")
+
+
+def test_money_is_rounded_in_one_module(root: Path) -> None:
+    packages = ("agent", "cli", "config", "portal", "scheduler", "telemetry")
+    files = [path for package in packages for path in (root / package).rglob("*.py")]
+    rounding = {str(path.relative_to(root)) for path in files if re.search(r"\.quantize\(|\bROUND_", path.read_text())}
+    assert rounding == {"telemetry/core/money.py"}

@@ -11,11 +11,13 @@ import pytest
 from django.db import DatabaseError, transaction
 
 from scheduler.models import Project, Team
-from telemetry import statements
+from telemetry import agent_api, statements
 from telemetry.charges import charge
 from telemetry.core.money import rounded
-from telemetry.models import Charge, ChargedUntil, HealthRule, Rollup, RollupDue, Statement, StatementLine
-from tests.telemetry.rows import at, cost_centre, end_hold, hold, host_state, price, reservation, workload
+from telemetry.ingest import STREAM, drain
+from telemetry.models import Charge, ChargedUntil, HealthRule, Statement, StatementLine
+from telemetry.rollups import roll_up_due
+from tests.telemetry.rows import at, batch, cost_centre, end_hold, hold, host_state, price, reservation, workload
 from tests.world import A100, H100, World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -88,8 +90,7 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     price(H100, "99", since=AFTER + dt.timedelta(hours=2))
     cost_centre(world.vision, "CC-999", at(0, day=15))
     end_hold(open_end, at(22, day=31), "finished")
-    RollupDue.objects.create(resolution=60, bucket=at(10), host=world.hosts["alpha"], marked_at=AFTER)
-    Rollup.objects.all().delete()
+    late_samples(world)
     charge(AFTER + dt.timedelta(hours=3))
 
     assert statements.csv(MARCH) == before
@@ -98,6 +99,18 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     assert sum(line.charged for line in late) == Decimal("5.999998")  # two hours at 2.999999, known too late
     assert sum(line.cost for line in late) == 0
     assert all(pool.holds for pool in statements.conservation(APRIL))
+
+
+def late_samples(world: World) -> None:
+    """Samples of the closed month arrive and are rolled up."""
+    stream = agent_api.connection()
+    stream.delete(STREAM)
+    stream.set(agent_api.NUDGED, "1")
+    late = batch(1, units_of(world.hosts["beta"])[0], at(20, 30, day=31), 60)
+    agent_api.accept_batch(world.hosts["beta"].pk, late, AFTER)
+    assert drain(stream, AFTER).rows == 60
+    stream.delete(agent_api.NUDGED)
+    assert roll_up_due(AFTER).rows > 0
 
 
 def test_the_database_refuses_every_change_of_a_closed_month(busy_march: World) -> None:
