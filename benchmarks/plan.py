@@ -132,7 +132,8 @@ def _running(dice: random.Random, units: list[Unit]) -> list[Running]:
     by_host: dict[int, list[int]] = {}
     for unit in units:
         by_host.setdefault(unit.host, []).append(unit.id)
-    held, running = 0, []
+    held = 0
+    running: list[Running] = []
     while held < len(units) // 2:
         free = by_host[dice.choice(list(by_host))]
         size = dice.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]

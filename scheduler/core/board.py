@@ -6,6 +6,7 @@ a host lie together; every choice that is otherwise equal falls to the lower ind
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,7 @@ def both(one: Mask, other: Mask) -> Mask:
     return mask
 
 
+HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
 NEVER = 1 << 60  # later than every time the planner meets
 NOBODY = -1
 
@@ -90,14 +92,19 @@ class Board:
         self.predicted: dict[int, int] = {}  # seconds the work placed by this plan is expected to run
         self.evicted: set[int] = set()  # indices of running work told to go by this plan
         self._read_evictable()
-        self.first_hold = NEVER
-        self.first_reserved = NEVER
-        self.first_maintenance = int(self.maintenance_from.min(initial=NEVER))
+        self.promised_from = {
+            HOLDS: self.hold_from,
+            MAINTENANCE: self.maintenance_from,
+            RESERVATIONS: self.reserved_from,
+        }
+        self._promise_times: dict[str, list[int]] = {}
+        self._clear_of: dict[tuple[int, ...], Mask] = {}
         self.waste: list[int] | None = None  # made by fit when first needed
         self.rank_tables: dict[int, Ints] = {}
         self.rack_of = [dict(host.labels).get("rack", "") for host in self.hosts]
         self.has_racks = any(self.rack_of)
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
+        self._fitting: dict[int, Mask] = {}
         self._kinds_of: dict[int, list[int]] = {}
         self._asks_seen: list[Ask] = []
         self._ask_numbers: dict[Ask, int] = {}
@@ -263,6 +270,38 @@ class Board:
             known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
         return known
 
+    def fitting(self, ask: Ask) -> Mask:
+        """The units of every kind that serves an ask."""
+        number = self.ask_number(ask)
+        known = self._fitting.get(number)
+        if known is None:
+            known = self._fitting[number] = np.isin(self.kind, np.array(self.kinds_for(ask), dtype=np.int64))
+        return known
+
+    def next_promise(self, what: str, time: int) -> int:
+        """The first promise of a sort at or after ``time``, NEVER if all are before; 0 when none is before it."""
+        times = self._promise_times.get(what)
+        if times is None:
+            times = [int(t) for t in np.unique(self.promised_from[what]) if t < NEVER]
+            self._promise_times[what] = times
+        if not times or times[0] >= time:
+            return 0
+        place = bisect_left(times, time)
+        return times[place] if place < len(times) else NEVER
+
+    def clear_of(self, bounds: tuple[int, ...]) -> Mask | None:
+        """Units promised no sooner than the bounds for holds, maintenance and reservations; 0 is no bound, None all."""
+        if not any(bounds):
+            return None
+        mask = self._clear_of.get(bounds)
+        if mask is None:
+            mask = np.ones(len(self.units), dtype=np.bool_)
+            for promised_from, bound in zip(self.promised_from.values(), bounds, strict=True):
+                if bound:
+                    mask &= promised_from >= bound
+            self._clear_of[bounds] = mask
+        return mask
+
     def need_slots(self, ask: Ask, kind: int) -> int:
         return ask.total_units * self.kinds[kind].slots
 
@@ -323,9 +362,11 @@ class Board:
         for unit in units:
             if reservation.start < self.reserved_from[unit]:
                 self.reserved_from[unit], self.reserved_for[unit] = reservation.start, reservation.id
-        self.first_reserved = min(self.first_reserved, reservation.start)
+        self._promise_times.pop(RESERVATIONS, None)
+        self._clear_of.clear()
 
     def hold(self, units: list[int], start: int) -> None:
         """Set units aside for a waiting workload that is expected to start on them at ``start``."""
         self.hold_from[units] = np.minimum(self.hold_from[units], start)
-        self.first_hold = min(self.first_hold, start)
+        self._promise_times.pop(HOLDS, None)
+        self._clear_of.clear()

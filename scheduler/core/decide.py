@@ -21,7 +21,7 @@ class Cycle:
 
     def __init__(self, board: Board, waiting: Waiting) -> None:
         self.board, self.waiting = board, waiting
-        self._no_fit: set[tuple[int, int]] = set()
+        self._no_fit: set[tuple[int, int, tuple[int, ...]]] = set()
         self._no_room: set[Hashable] = set()
 
     # -- a start on free units --------------------------------------------------------------------------------------
@@ -47,19 +47,17 @@ class Cycle:
         return taken == 0 or board.free_slots - taken >= board.policy.spare_slots
 
     def _free_units(self, queued: Queued, kind: int) -> list[int] | None:
-        shared_fate = queued.reservation is None and queued.id not in self.board.keepers
-        key = self.board.ask_number(queued.ask), kind
-        if shared_fate and key in self._no_fit:
+        board = self.board
+        plain = queued.reservation is None and queued.id not in board.keepers and not board.is_shared(queued.ask)
+        key = board.ask_number(queued.ask), kind, fit.time_class(board, queued)
+        if not plain:
+            return fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
+        if key in self._no_fit:
             return None
-        if shared_fate and not self.board.is_shared(queued.ask):
-            units = fit.choose(self.board, queued.ask, kind)
-            if units is None:
-                self._no_fit.add(key)
-                return None
-            if fit.in_time(self.board, queued) is None:
-                return units
-        available = fit.takeable(self.board, queued)
-        return fit.choose(self.board, queued.ask, kind, available)
+        units = fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
+        if units is None:
+            self._no_fit.add(key)
+        return units
 
     def _start(self, queued: Queued, kind: int, units: list[int], room: Room) -> None:
         board = self.board
@@ -116,12 +114,9 @@ class Cycle:
 
     def _room_key(self, queued: Queued, kind: int) -> Hashable:
         """Two asks with the same key find the same room, or none."""
-        times = None
-        if fit.in_time(self.board, queued) is not None:
-            times = queued.max_runtime_seconds, queued.predicted_seconds
         user = queued.user if self.board.policy.most_slots_per_user is not None else 0
         who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
-        return self.board.ask_number(queued.ask), kind, who, queued.evicted_by, times
+        return self.board.ask_number(queued.ask), kind, who, queued.evicted_by, fit.time_class(self.board, queued)
 
     def _room_is_on_its_way(self, queued: Queued) -> bool:
         """Those told to go for it hold enough: keep the units and wait."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.board import NEVER, NOBODY, Board, Ints, Mask, both
+from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, RESERVATIONS, Board, Ints, Mask, both
 from scheduler.core.model import WHOLE, Ask, Queued
 
-HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"
 NOTHING: frozenset[str] = frozenset()
 EVERYTHING = frozenset({HOLDS, MAINTENANCE, RESERVATIONS})
 
@@ -36,23 +35,21 @@ def gone_after(board: Board, queued: Queued) -> int:
     )
 
 
-def in_time(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:
-    """The units a workload would be off before they are promised to others; None when that is all of them.
+def time_class(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> tuple[int, ...]:
+    """Which promises a workload's times would run into: workloads of one class may take the same units.
 
     ``ignoring`` leaves out HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is in the way.
     """
-    checks = (
-        (HOLDS, board.hold_from, board.first_hold, expected_seconds(queued)),
-        (MAINTENANCE, board.maintenance_from, board.first_maintenance, queued.max_runtime_seconds),
-        (RESERVATIONS, board.reserved_from, board.first_reserved, gone_after(board, queued)),
+    return (
+        0 if HOLDS in ignoring else board.next_promise(HOLDS, board.now + expected_seconds(queued)),
+        0 if MAINTENANCE in ignoring else board.next_promise(MAINTENANCE, board.now + queued.max_runtime_seconds),
+        0 if RESERVATIONS in ignoring else board.next_promise(RESERVATIONS, board.now + gone_after(board, queued)),
     )
-    mask: Mask | None = None
-    for name, promised_from, first, seconds in checks:
-        if name in ignoring or first >= board.now + seconds:
-            continue
-        ok = promised_from >= board.now + seconds
-        mask = ok if mask is None else both(mask, ok)
-    return mask
+
+
+def in_time(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:
+    """The units a workload would be off before they are promised to others; None when that is all of them."""
+    return board.clear_of(time_class(board, queued, ignoring))
 
 
 def takeable(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:

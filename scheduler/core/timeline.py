@@ -265,7 +265,7 @@ def _judge(
         eaten = eaten or (Code.WINDOW_EATS_GUARANTEES, why)
     if eaten is not None:
         return eaten
-    fitting = np.isin(board.kind, np.array(board.kinds_for(ask), dtype=np.int64))
+    fitting = board.fitting(ask)
     return Code.WINDOW_FULL, numbers(
         free=int((mask & fitting).sum()), hosts=ask.hosts, need=ask.total_units, total=int(fitting.sum())
     )

@@ -11,13 +11,13 @@ from collections.abc import Hashable
 import numpy as np
 
 from scheduler.core import fit, preempt
-from scheduler.core.board import NEVER, NOBODY, Board
+from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.model import Numbers, Queued, Refusal
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
 
-HOLDS = 2  # so many of the first that don't fit get particular units set aside
+PLACES_HELD = 2  # so many of the first that don't fit get particular units set aside
 FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
 BLOCKERS_NAMED = 20
 
@@ -88,7 +88,7 @@ class Waiting:
     def refuse(self, queued: Queued) -> None:
         """Say why it waits, its place, and when it may expect to start."""
         self.position += 1
-        if not self.explain and self.holds >= HOLDS:
+        if not self.explain and self.holds >= PLACES_HELD:
             waits = numbers(need=queued.ask.total_units)
             self.board.refusals.append(Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position))
             return
@@ -116,14 +116,16 @@ class Waiting:
             self._obstacles[key] = self._physical_obstacle(queued)
         code, why = self._obstacles[key]
         if code in (Code.WAITS_FOR_UNITS, Code.BEHIND_OTHERS):
-            return code, (("ahead", self.position - 1), *why)
+            return code, numbers(**dict(why), ahead=self.position - 1)
+        if code == Code.HELD_FOR_RESERVATION:
+            return code, numbers(**dict(why), runs=fit.gone_after(self.board, queued))
+        if code == Code.HELD_FOR_MAINTENANCE:
+            return code, numbers(**dict(why), runs=queued.max_runtime_seconds)
         return code, why
 
     def _obstacle_key(self, queued: Queued) -> Hashable:
         """Two asks with the same key have the same things in their way."""
-        times = None
-        if fit.in_time(self.board, queued) is not None:
-            times = queued.max_runtime_seconds, queued.predicted_seconds, queued.preemptible
+        times = fit.time_class(self.board, queued)
         team = queued.team if self.board.is_shared(queued.ask) else 0
         keeper = queued.id if queued.id in self.board.keepers else 0
         return self.board.ask_number(queued.ask), times, queued.priority, queued.reservation, team, keeper
@@ -157,7 +159,7 @@ class Waiting:
     def _physical_obstacle(self, queued: Queued) -> Why:
         board, ask = self.board, queued.ask
         kinds = board.kinds_for(ask)
-        fitting = np.isin(board.kind, np.array(kinds, dtype=np.int64))
+        fitting = board.fitting(ask)
         free = int((board.free & fitting).sum())
         if queued.reservation is not None:
             inside = (board.bound == queued.reservation) & fitting
@@ -197,27 +199,25 @@ class Waiting:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help.
         None when the units are simply not there."""
         board, need = self.board, queued.ask.total_units
+        if not self._fits_ignoring(queued, fit.EVERYTHING):
+            return None
         if self._fits_ignoring(queued, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
             slots = board.need_slots(queued.ask, board.kinds_for(queued.ask)[0])
             return Code.SPARE_CAPACITY_KEPT, numbers(free=board.free_slots, need=slots, spare=spare)
-        if self._fits_ignoring(queued, frozenset({fit.HOLDS})):
+        if self._fits_ignoring(queued, frozenset({HOLDS})):
             return Code.BEHIND_OTHERS, numbers(free=free, need=need)
-        concerned = board.free & np.isin(board.kind, np.array(board.kinds_for(queued.ask), dtype=np.int64))
-        if self._fits_ignoring(queued, frozenset({fit.HOLDS, fit.MAINTENANCE})):
+        concerned = board.free & board.fitting(queued.ask)
+        if self._fits_ignoring(queued, frozenset({HOLDS, MAINTENANCE})):
             start = int(board.maintenance_from[concerned].min())
-            runs = queued.max_runtime_seconds
-            return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, runs=runs, start=start)
-        if self._fits_ignoring(queued, fit.EVERYTHING):
-            first = int(np.argmin(np.where(concerned, board.reserved_from, NEVER)))
-            return Code.HELD_FOR_RESERVATION, numbers(
-                free=free,
-                need=need,
-                reservation=int(board.reserved_for[first]),
-                runs=fit.gone_after(board, queued),
-                start=int(board.reserved_from[first]),
-            )
-        return None
+            return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, start=start)
+        first = int(np.argmin(np.where(concerned, board.reserved_from, NEVER)))
+        return Code.HELD_FOR_RESERVATION, numbers(
+            free=free,
+            need=need,
+            reservation=int(board.reserved_for[first]),
+            start=int(board.reserved_from[first]),
+        )
 
     def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
         available = fit.takeable(self.board, queued, ignoring)
@@ -251,7 +251,7 @@ class Waiting:
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
         self.latest_start = max(self.latest_start, start)
         held: tuple[int, ...] = ()
-        if self.holds < HOLDS:
+        if self.holds < PLACES_HELD:
             self.holds += 1
             held = self._hold(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start), held

@@ -145,7 +145,7 @@ def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch:
     events = told(organisation(), arrivals, 60 * DAY, reservations=bookings)
     assert_units_are_held_once(events)
     assert_evictions_come_to_an_end(events)
-    work = defaultdict(int)
+    work: dict[int, int] = defaultdict(int)
     for workload, start, end, code in attempts(events):
         work[workload] += end - start if code != Code.KILLED_AT_GRACE else 0
     for one in arrivals:  # nothing is left waiting when there is time enough, and nobody worked less than it takes
