@@ -24,7 +24,7 @@ def healthz(request: HttpRequest) -> JsonResponse:
 def readyz(request: HttpRequest) -> JsonResponse:
     """200 when PostgreSQL and Valkey answer; 503 with the kind of trouble of each that does not.
 
-    The engine is told of too. It is another process: without it pages still work and what is asked for waits, so it decides nothing.
+    The engine is told of too. It is another process: without it pages work and what is asked for waits, so it decides nothing.
     """
     found = {"postgres": _postgres(), "valkey": _valkey()}
     ready = set(found.values()) == {"ok"}

@@ -1,0 +1,226 @@
+"""Every endpoint, asked by every role and by another tenant: who is let in, who is told no, and for whom there is nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from drf_spectacular.generators import SchemaGenerator
+from rest_framework.test import APIClient
+
+from portal.api.base import ReadThrottle, WriteThrottle
+from portal.models import Template
+from portal.services import approvals, people, reservations, workloads
+from scheduler.models import Workload
+from telemetry.models import HealthRule
+from tests.world import H100, World
+
+ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
+
+# What each role gets, in the order of ROLES. All things named are vision's; "member" is their owner.
+ALL = (200,) * 8
+OWN_TEAM = (200, 200, 200, 404, 404, 200, 404, 200)
+CHANGE = (200, 403, 200, 404, 404, 200, 404, 403)
+OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
+OPERATORS_MAKE = (403, 403, 403, 403, 403, 201, 403, 403)
+FINANCE_MAKES = (403, 403, 403, 403, 403, 403, 201, 403)
+MEMBERS_MAKE = (201, 201, 201, 400, 400, 403, 403, 403)
+MEMBERS_TRY = (200, 200, 200, 400, 400, 403, 403, 403)
+
+SOON, LATER = datetime.now(UTC) + timedelta(days=3), datetime.now(UTC) + timedelta(days=4)
+WINDOW = {"start": SOON.isoformat(), "end": LATER.isoformat()}
+WORK = {"project": "vision/vision-main", "pool": "shared"}
+JOB = {**WORK, "name": "x", "command": "x", "units": 1}
+QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_gpus": 3}
+PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat()}
+BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
+
+# (method, address): (body, what each role gets).
+TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
+    ("GET", "me/"): ({}, ALL),
+    ("PATCH", "me/"): ({"theme": "dark"}, ALL),
+    ("GET", "teams/"): ({}, ALL),
+    ("GET", "projects/"): ({}, ALL),
+    ("GET", "templates/"): ({}, ALL),
+    ("GET", "tokens/"): ({}, ALL),
+    ("POST", "tokens/"): ({"name": "x"}, (201,) * 8),
+    ("POST", "tokens/{id}/revoke/"): ({}, (200, 404, 404, 404, 404, 404, 404, 404)),
+    ("GET", "notifications/"): ({}, ALL),
+    ("POST", "notifications/read/"): ({}, ALL),
+    ("GET", "audit/"): ({}, ALL),
+    ("GET", "pools/"): ({}, ALL),
+    ("GET", "pools/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "hosts/"): ({}, ALL),
+    ("POST", "hosts/"): ({"pool": "shared", "name": "new"}, OPERATORS_MAKE),
+    ("GET", "hosts/{name}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "hosts/{name}/drain-effect/"): ({}, OPERATORS),
+    ("POST", "hosts/{name}/cordon/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("POST", "hosts/{name}/drain/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("POST", "hosts/{name}/return/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
+    ("POST", "hosts/{name}/revoke/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("POST", "hosts/{name}/join-token/"): ({}, (403, 403, 403, 404, 404, 201, 403, 403)),
+    ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
+    ("GET", "health-rules/"): ({}, ALL),
+    ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
+    ("GET", "workloads/"): ({}, ALL),
+    ("GET", "workloads/{id}/"): ({}, OWN_TEAM),
+    ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
+    ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
+    ("POST", "workloads/{id}/cancel/"): ({}, CHANGE),
+    ("POST", "workloads/{id}/extend/"): ({"seconds": 60}, CHANGE),
+    ("POST", "workloads/{id}/keep/"): ({"seconds": 60}, CHANGE),
+    ("POST", "workloads/{id}/relaunch/"): ({}, (201, 201, 201, 404, 404, 403, 404, 403)),
+    ("POST", "workloads/{id}/open/"): ({}, (200, 403, 403, 404, 404, 403, 404, 403)),
+    ("GET", "notebooks/"): ({}, ALL),
+    ("POST", "notebooks/"): (WORK, MEMBERS_MAKE),
+    ("POST", "notebooks/preview/"): (WORK, MEMBERS_TRY),
+    ("GET", "jobs/"): ({}, ALL),
+    ("POST", "jobs/"): (JOB, MEMBERS_MAKE),
+    ("POST", "jobs/preview/"): (JOB, MEMBERS_TRY),
+    ("GET", "queue/"): ({}, ALL),
+    ("GET", "reservations/"): ({}, ALL),
+    ("POST", "reservations/"): ({**WORK, **WINDOW, "name": "x", "units": 1}, MEMBERS_MAKE),
+    ("POST", "reservations/preview/"): ({**WORK, **WINDOW, "units": 1}, MEMBERS_TRY),
+    ("GET", "reservations/{id}/"): ({}, OWN_TEAM),
+    ("POST", "reservations/{id}/cancel/"): ({}, CHANGE),
+    ("POST", "reservations/{id}/shorten/"): ({"end": (SOON + timedelta(hours=1)).isoformat()}, CHANGE),
+    ("GET", "approvals/"): ({}, ALL),
+    ("GET", "approvals/{id}/"): ({}, (404, 404, 200, 404, 404, 200, 404, 200)),
+    ("GET", "approvals/{id}/effect/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
+    ("POST", "approvals/{id}/approve/"): ({}, (404, 404, 403, 404, 404, 200, 404, 403)),
+    ("POST", "approvals/{id}/decline/"): ({"comment": "no"}, (404, 404, 403, 404, 404, 200, 404, 403)),
+    ("POST", "approvals/{id}/withdraw/"): ({}, (404, 404, 200, 404, 404, 403, 404, 403)),
+    ("GET", "quotas/"): ({}, ALL),
+    ("POST", "quotas/requests/"): (QUOTA, (403, 403, 202, 400, 400, 202, 403, 403)),
+    ("GET", "usage/"): ({}, ALL),
+    ("GET", "charges/"): ({}, ALL),
+    ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
+    ("GET", "statements/{month}/"): ({}, (404,) * 8),
+    ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
+    ("GET", "prices/"): ({}, ALL),
+    ("POST", "prices/"): (PRICE, FINANCE_MAKES),
+    ("GET", "budgets/"): ({}, ALL),
+    ("POST", "budgets/"): (BUDGET, (403, 403, 403, 400, 400, 403, 201, 403)),
+}
+
+
+@pytest.fixture
+def named(today_world: World) -> dict[str, str]:
+    """What the addresses name: one of everything, all of it vision's."""
+    world, now = today_world, today_world.now
+    given: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "now": now,
+    }
+    notebook = workloads.launch_notebook(**given, name="secret notebook")
+    Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
+    window: dict[str, Any] = {"start": SOON, "end": LATER}
+    held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
+    asked = approvals.request_quota_change(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        why="secret",
+        now=now,
+    )
+    token, _ = people.create_token(actor=world.vision.member, name="secret token", now=now)
+    Template.objects.create(
+        slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
+    )
+    HealthRule.objects.get_or_create(
+        code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
+    )
+    return {
+        "workloads": str(notebook.public_id),
+        "reservations": str(held.public_id),
+        "approvals": str(asked.public_id),
+        "tokens": str(token.pk),
+        "hosts": "delta",
+        "pools": "vision-only",
+        "health-rules": "xid:79",
+        "statements": "2199-01",
+    }
+
+
+@pytest.fixture
+def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Asks as one of the roles; whatever it changes is taken back."""
+    for throttle in (ReadThrottle, WriteThrottle):
+        monkeypatch.setattr(throttle, "rate", "1000000/min")
+
+    def call(role: str, method: str, address: str, body: dict[str, Any]) -> Any:
+        client = APIClient()
+        client.force_authenticate(today_world.people[role])
+        with transaction.atomic():
+            answer = client.generic(
+                method, f"/api/v1/{address}", *([] if method == "GET" else [_json(body), "application/json"])
+            )
+            transaction.set_rollback(True)
+        return answer
+
+    return call
+
+
+def _json(body: dict[str, Any]) -> str:
+    return json.dumps(body)
+
+
+def _address(template: str, named: dict[str, str]) -> str:
+    kind, _, rest = template.partition("/")
+    if "{" not in rest:
+        return template
+    start, end = template.index("{"), template.index("}")
+    return template[:start] + named[kind] + template[end + 1 :]
+
+
+def test_the_table_lists_every_endpoint() -> None:
+    schema: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    verbs = ("get", "post", "put", "patch", "delete")
+    real = {
+        (verb.upper(), path.removeprefix("/api/v1/"))
+        for path, entry in schema["paths"].items()
+        for verb in verbs
+        if verb in entry
+    }
+    assert set(TABLE) == real
+
+
+@pytest.mark.timeout(300)
+def test_every_endpoint_answers_every_role_as_the_table_says(
+    today_world: World, named: dict[str, str], ask: Callable[..., Any]
+) -> None:
+    wrong = []
+    for (method, template), (body, expected) in TABLE.items():
+        for role, wanted in zip(ROLES, expected, strict=True):
+            answer = ask(role, method, _address(template, named), body)
+            if answer.status_code != wanted:
+                wrong.append(
+                    f"{method} {template} as {role}: {answer.status_code}, wanted {wanted}: {answer.content[:150]!r}"
+                )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_list_tells_another_tenant_anything(
+    today_world: World, named: dict[str, str], ask: Callable[..., Any]
+) -> None:
+    lists = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
+    for role in ("other team", "stranger"):
+        for template in lists:
+            said = ask(role, "GET", template, {}).content.decode()
+            assert "secret" not in said, (role, template)
+            assert "vision" not in said, (role, template)
+
+
+def test_without_signing_in_every_endpoint_says_401(today_world: World, named: dict[str, str]) -> None:
+    for (method, template), (body, _) in TABLE.items():
+        given = [] if method == "GET" else [_json(body), "application/json"]
+        answer = APIClient().generic(method, f"/api/v1/{_address(template, named)}", *given)
+        assert answer.status_code == 401, (method, template)
