@@ -19,7 +19,7 @@ from scheduler.models import Leader, Pool, Team, Workload
 from scheduler.states import WorkloadState
 
 RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
-SOONER_SECONDS = 30
+SOONER_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,24 @@ def blockers(workload: Workload, user: User) -> list[Blocker]:
 
 
 def sooner(workload: Workload, now: datetime) -> list[Alternative]:
-    """Asks that would start earlier. Each is planned for, so the answer is kept for half a minute."""
+    """Asks that would start earlier. Each is planned for, so the answer is kept for a while."""
     if workload.state != WorkloadState.QUEUED:
         return []
-    key = f"sooner:{workload.pk}:{workload.queued_at.timestamp():.0f}"
-    known: list[Alternative] | None = cache.get(key)
+    known = sooner_known(workload)
     if known is None:
         known = engine.sooner(workload, now)
-        cache.set(key, known, SOONER_SECONDS)
+        cache.set(_sooner_key(workload), known, SOONER_SECONDS)
     return known
+
+
+def sooner_known(workload: Workload) -> list[Alternative] | None:
+    """The same where it was worked out lately; None where it was not, and is not now either."""
+    known: list[Alternative] | None = cache.get(_sooner_key(workload))
+    return known
+
+
+def _sooner_key(workload: Workload) -> str:
+    return f"sooner:{workload.pk}:{workload.queued_at.timestamp():.0f}"
 
 
 def fairness(pool: Pool, workload: Workload, user: User, now: datetime) -> list[dict[str, Any]]:

@@ -146,9 +146,11 @@ def _at(request: HttpRequest, now: datetime) -> datetime:
 
 
 def _moved(made: drawing.Frame, by: int) -> datetime:
+    """A moment whose window is the one before or after this one."""
     if made.zoom.name == "hour":
         return timezone.localtime(made.start + timedelta(hours=1) + by * timedelta(hours=made.zoom.hours - 1))
-    return timezone.localtime(made.start + by * timedelta(days=made.zoom.days) + timedelta(hours=12))
+    shown = made.start + timedelta(days=1 if made.zoom.name == "week" else 0)
+    return timezone.localtime(shown + by * timedelta(days=made.zoom.days) + timedelta(hours=12))
 
 
 def _with(request: HttpRequest, **changes: str | None) -> str:

@@ -62,16 +62,14 @@ class Frame:
 
 
 def frame(zoom: Zoom, at: datetime, now: datetime) -> Frame:
-    """The window around ``at``: from the full hour, the day, the Monday of its week, or the Monday four weeks long."""
+    """The window that shows ``at``: from the hour before, its day, the day before for a week, the Monday before for a month."""
     local = timezone.localtime(at)
     if zoom.name == "hour":
         first = local.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
         made = Frame(zoom, first, first + timedelta(hours=zoom.hours), now)
     else:
-        first = local.replace(hour=0, minute=0, second=0, microsecond=0)
-        if zoom.name != "day":
-            first -= timedelta(days=first.weekday())
-        first = _midnight(first)
+        back = {"day": 0, "week": 1, "month": local.weekday()}[zoom.name]
+        first = _midnight(local - timedelta(days=back))
         made = Frame(zoom, first, _midnight(first + timedelta(days=zoom.days)), now)
     made.lines = [f"{made.share(line) * 100:.3f}" for line in _lines(made)][1:]
     return made
@@ -181,7 +179,8 @@ def rows(groups: list[ModelGroup], made: Frame, opened: set[str], address: Any) 
 def _model_row(group: ModelGroup, made: Frame, is_open: bool, url: str, with_pool: bool) -> dict[str, Any]:
     return {
         "kind": "model",
-        "title": group.model.replace("-", " ") + (f", {group.pool.name}" if with_pool else ""),
+        "title": group.model.replace("-", " "),
+        "pool": group.pool.name if with_pool else "",
         "count": group.gpus,
         "url": url,
         "is_open": is_open,

@@ -14,9 +14,10 @@ from django.utils import timezone
 from portal import wording
 from portal.models import Submission, User
 from portal.selectors import free, work
+from portal.selectors import queue as queue_reads
 from portal.selectors.work import Piece, TeamPanel
 from portal.templatetags.gpupool import duration, gpu_model, money
-from portal.web import home_cards, live
+from portal.web import home_cards, live, queue
 from portal.web.access import signed_in, viewer
 from portal.web.context import organisation_of
 from scheduler.models import MaintenanceWindow, Reservation
@@ -50,7 +51,7 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     lines = free.free_now(user, now)
     return {
         "counts": _counts(pieces, len(found) > MOST_CARDS),
-        "cards": [home_cards.card(piece, user, currency, now) for piece in pieces],
+        "cards": [{**home_cards.card(piece, user, currency, now), **_sooner(piece, now)} for piece in pieces],
         "more": len(found) > MOST_CARDS,
         "ended": [_ended_row(piece, currency) for piece in ended],
         "panels": [_panel(panel, currency, now) for panel in panels],
@@ -85,6 +86,17 @@ def _counts(pieces: list[Piece], more: bool) -> str:
     if not words:
         return "Nothing of yours runs or waits."
     return f"{', '.join(words)}{' and more' if more else ''}."
+
+
+def _sooner(piece: Piece, now: datetime) -> dict[str, Any]:
+    """What would start sooner, where it is known; else the address that works it out while the page is there already."""
+    workload = piece.workload
+    if workload.state != WorkloadState.QUEUED or not workload.reason_code:
+        return {}
+    known = queue_reads.sooner_known(workload)
+    if known is None:
+        return {"sooner_url": reverse("sooner", args=[workload.public_id])}
+    return {"sooner": queue.alternatives(workload, known[: queue.MOST_ON_A_CARD], now)}
 
 
 def _ended_row(piece: Piece, currency: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
@@ -25,6 +26,8 @@ from scheduler.core.explain import Alternative
 from scheduler.core.model import WHOLE
 from scheduler.models import Workload, WorkloadKind
 from scheduler.states import WorkloadState
+
+MOST_ON_A_CARD = 3  # alternatives; all of them stand on the page that says why
 
 # Short words for the filter; the sentences with their numbers stand in the rows.
 CODE_WORDS = {
@@ -109,6 +112,15 @@ def queue(request: HttpRequest) -> HttpResponseBase:
 
 
 @signed_in
+def sooner(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """The line of a card that says what would start sooner; asked for by itself, since it has to be planned."""
+    now = timezone.now()
+    workload = workload_of(request, public_id)
+    found = reads.sooner(workload, now)[:MOST_ON_A_CARD]
+    return render(request, "work/sooner.html", {"sooner": alternatives(workload, found, now)})
+
+
+@signed_in
 def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     """Why this one waits: what blocks it, what would start sooner, and how the teams of its pool stand."""
     user, now = viewer(request), timezone.now()
@@ -137,7 +149,7 @@ def detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     found = reads.why(workload, user, now)
     return {
         "blockers": [_blocker(blocker, user, now) for blocker in found.blockers],
-        "sooner": [_alternative(workload, other, now) for other in found.sooner],
+        "sooner": alternatives(workload, found.sooner, now),
         "fairness": [
             {
                 **row,
@@ -152,6 +164,11 @@ def detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
         ],
         "half_life": duration(workload.pool.half_life_seconds),
     }
+
+
+def alternatives(workload: Workload, found: list[Alternative], now: datetime) -> list[dict[str, Any]]:
+    """Asks that would start sooner, each with the address of the form that makes it."""
+    return [_alternative(workload, other, now) for other in found]
 
 
 def _row(request: HttpRequest, workload: Workload, user: User, now: datetime, is_open: bool) -> dict[str, Any]:
