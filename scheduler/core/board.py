@@ -216,11 +216,12 @@ class Board:
         )
         self.of_team: dict[int, list[int]] = {}
         self.leaving_for: dict[int, list[int]] = {}
-        self.leaving_freely: list[int] = []  # told to go, for nobody in particular
+        self.leaving_freely: list[int] = []  # told to go, for nobody who still waits
+        waiting = {queued.id for queued in self.queued}
         for i, one in enumerate(running):
             self.of_team.setdefault(one.team, []).append(i)
-            if one.stopping and one.evicted_for_workload is not None:
-                self.leaving_for.setdefault(one.evicted_for_workload, []).append(i)
+            if one.stopping and one.evicted_for_workload in waiting:
+                self.leaving_for.setdefault(one.evicted_for_workload or 0, []).append(i)
             elif one.stopping and one.evicted_for_reservation is None:
                 self.leaving_freely.append(i)
         can_go = [i for i in range(len(running)) if self.evictable[i]]

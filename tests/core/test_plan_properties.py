@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.model import Snapshot
+from scheduler.core.model import Plan, Snapshot
 from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
 from scheduler.core.verify import violations
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, snapshots
@@ -58,3 +59,18 @@ def test_a_plan_without_explanations_decides_the_same() -> None:
         snapshot = crowded(seed, NOW)
         short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
         assert (short.placements, short.evictions, short.bindings) == (full.placements, full.evictions, full.bindings)
+
+
+def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:
+    snapshot = crowded(1, NOW)
+    empty = replace(snapshot, hosts=(), units=(), running=(), maintenance=())
+    planned = plan(empty, NOW)
+    assert {r.code for r in planned.refusals} == {Code.NO_SUCH_HARDWARE}
+    assert len(planned.refusals) == len(snapshot.queued)
+    nothing = Snapshot(epoch=3)
+    assert plan(nothing, NOW) == Plan(epoch=3)
+
+
+def test_work_that_waits_in_no_known_pool_is_refused() -> None:
+    snapshot = replace(crowded(1, NOW), pools=())
+    assert {r.code for r in plan(snapshot, NOW).refusals} == {Code.NOT_YOUR_POOL}
