@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (StateError, BadSimulation) as error:
         print(f"agent: {error}", file=sys.stderr)
         return WRONG
-    except (RuntimeError, Unwelcome) as error:
+    except (RuntimeError, Unwelcome, OSError) as error:
         print(f"agent: {error}", file=sys.stderr)
         return FAILED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -21,7 +22,7 @@ from agent.meter import Hardware, HardwareEvent, Meter, Use
 from agent.notebook import watch
 from agent.protocol import VERSION, Desired, Health, Inventory, LogChunk, Observed, RunWanted, SampleBatch, SampleRow
 from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
-from agent.runs import Run, Runs, boottime, declared_load
+from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json, write_json
 from agent.streams import Streams
@@ -194,13 +195,19 @@ class Agent:
 
     def observed(self, sequence: int) -> Observed:
         """Everything that is so on this host."""
+        full = self.runs.free_bytes() < LEAST_FREE_BYTES
+        notes = (
+            [*self._inventory.notes, "The disk is full: nothing new is started here."]
+            if full
+            else self._inventory.notes
+        )
         return Observed(
             version=VERSION,
             agent_version=AGENT_VERSION,
             boot_id=self._boot_id,
             instance=self.state.identity.instance,
             sequence=sequence,
-            inventory=self._inventory,
+            inventory=dataclasses.replace(self._inventory, notes=notes),
             runs=self.runs.seen(),
             spooled_batches=len(self._spool.pending(0)),
         )
@@ -269,11 +276,14 @@ class Agent:
             del self.runs.waiting[name]
             self._note_change()
         if desired.credential and desired.credential != self.state.identity.credential:
-            self.state.remember(
-                host=desired.host, credential=desired.credential, expires_at=desired.credential_expires_at
-            )
-        self._commit(desired)
-        self._keep_log_marks()
+            with _disk_trouble_survived("the credential"):
+                self.state.remember(
+                    host=desired.host, credential=desired.credential, expires_at=desired.credential_expires_at
+                )
+        with _disk_trouble_survived("the spool"):
+            self._commit(desired)
+        with _disk_trouble_survived("how far logs were sent"):
+            self._keep_log_marks()
         if self._streams is not None:
             self._streams.keep(desired.streams)
         await self._reconcile()
@@ -307,7 +317,8 @@ class Agent:
                 now=boottime(),
             )
             for action in actions:
-                await self._do(action)
+                with _disk_trouble_survived(str(action)[:80]):
+                    await self._do(action)
         if actions:
             self._note_change()
 
@@ -388,7 +399,8 @@ class Agent:
     def _note_event(self, event: HardwareEvent) -> None:
         log.warning("hardware event %s on %s: %s", event.code, event.gpu, event.detail)
         health = Health(event.event_id, event.gpu, event.source, event.code, event.ts, event.detail)
-        write_json(self._health_folder / f"{event.event_id}.json", dataclasses.asdict(health))
+        with _disk_trouble_survived("a hardware event"):
+            write_json(self._health_folder / f"{event.event_id}.json", dataclasses.asdict(health))
         self._health_due.append(health)
         self._wake()
 
@@ -404,18 +416,25 @@ class Agent:
         return sorted(recent, key=lambda health: health.ts)
 
     async def _watch_notebooks(self) -> None:
+        asking: dict[str, asyncio.Task[None]] = {}  # one that hangs holds up no other
         asked: dict[str, float] = {}
         while True:
             await asyncio.sleep(ASK_STARTING_SECONDS)
             now = time.monotonic()
-            for run in [run for run in self.runs.runs.values() if run.is_notebook and run.state == "running"]:
+            asking = {name: task for name, task in asking.items() if not task.done()}
+            for run in self.runs.runs.values():
                 every = ASK_READY_SECONDS if run.ready else ASK_STARTING_SECONDS
-                if run.secret and now - asked.get(run.id, 0.0) >= every:
+                due = (
+                    run.is_notebook and run.state == "running" and run.secret and now - asked.get(run.id, 0.0) >= every
+                )
+                if due and run.id not in asking:
                     asked[run.id] = now
-                    await self._ask_notebook(run)
+                    asking[run.id] = asyncio.create_task(self._ask_notebook(run))
 
     async def _ask_notebook(self, run: Run) -> None:
         activity = await watch.ask(run.socket, run.secret)
+        if run.ended:
+            return
         before = (run.step, run.ready, run.activity)
         if activity is not None:
             (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
@@ -424,6 +443,15 @@ class Agent:
             run.step = "starting JupyterLab"
         if (run.step, run.ready, run.activity) != before:
             self._note_change()
+
+
+@contextlib.contextmanager
+def _disk_trouble_survived(what: str) -> Iterator[None]:
+    """A full or broken disk is said, and does not end the agent: it keeps the leases of what runs."""
+    try:
+        yield
+    except OSError as error:
+        log.error("%s could not be written: %s", what, error)
 
 
 def _use(run: Run, everything: dict[int, processes.Process]) -> Use:

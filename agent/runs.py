@@ -39,6 +39,7 @@ LONGEST_WAIT_SECONDS = 300.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
 LARGEST_DECLARATION = 4096
+LEAST_FREE_BYTES = 64 << 20  # with less on the disk nothing new is started; what runs goes on
 
 
 def boottime() -> float:
@@ -171,7 +172,10 @@ class Runs:
         before = [run.seen() for run in self.runs.values()]
         for run in self.runs.values():
             if not run.ended:
-                self._look_at(run)
+                try:
+                    self._look_at(run)
+                except OSError as error:
+                    log.error("run %s: %s", run.id, error)  # a full disk: looked at again in a moment
         return before != [run.seen() for run in self.runs.values()]
 
     def _look_at(self, run: Run) -> None:
@@ -271,6 +275,9 @@ class Runs:
 
     async def start(self, wanted: RunWanted, lease_until: float) -> None:
         """Start it, or leave it waiting while its units are held. It is started at most once, whatever happens here."""
+        if self.free_bytes() < LEAST_FREE_BYTES:
+            self.refuse(wanted, "start_failed", "could not be started: the disk of the host is full")
+            return
         try:
             held = locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
         except locks.Busy as busy:
@@ -300,12 +307,16 @@ class Runs:
         checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
         (checkpoint / ACKNOWLEDGEMENT).unlink(missing_ok=True)  # an earlier attempt's word is not this one's
         run = Run(folder, _about(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
-        write_text(folder / "lease", f"{lease_until:.3f}")
+        _write_lease(folder, lease_until)
         if wanted.secret:
             write_text(folder / "in" / "secret", wanted.secret)
         write_json(folder / "run.json", run.about)
         self.runs[run.id] = run
         return run
+
+    def free_bytes(self) -> int:
+        """Room on the disk of the state folder."""
+        return shutil.disk_usage(self.state.folder).free
 
     async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
@@ -386,22 +397,22 @@ class Runs:
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Have the shim tell the workload that it will be stopped."""
         run = self.runs[run_id]
-        run.noticed = True
         self._order(run, {"notice": {"code": code, "stop_at": stop_at}})
+        run.noticed = True
 
     def withdraw(self, run_id: str) -> None:
         """It may stay after all."""
         run = self.runs[run_id]
-        run.noticed = False
         self._order(run, {})
+        run.noticed = False
 
     def stop(self, order: Stop) -> None:
         """TERM now, KILL after the grace, by the shim."""
         run = self.runs[order.run]
-        run.stop_ordered = True
         stop = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
         before = read_json(run.folder / "order.json") or {}
         self._order(run, {**before, "stop": stop})
+        run.stop_ordered = True
 
     def _order(self, run: Run, order: dict[str, Any]) -> None:
         write_json(run.folder / "order.json", order)
@@ -417,13 +428,20 @@ class Runs:
         """Give the named runs' shims a lease up to ``until`` (CLOCK_BOOTTIME)."""
         for run in self.runs.values():
             if run.id in named and not run.ended:
-                new = run.folder / "lease.new"
-                new.write_text(f"{until:.3f}")
-                os.replace(new, run.folder / "lease")  # not synced: after a crash of the host nothing runs
+                _write_lease(run.folder, until)
 
     def keep_log_mark(self, run: Run, offset: int) -> None:
         """The server has this run's log up to ``offset``."""
         write_json(run.folder / "log_sent.json", {"offset": offset})
+
+
+def _write_lease(folder: Path, until: float) -> None:
+    """In place and always as long, so that a full disk does not end a workload. Not synced: after a crash nothing runs."""
+    descriptor = os.open(folder / "lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, f"{until:020.3f}".encode(), 0)
+    finally:
+        os.close(descriptor)
 
 
 def declared_load(run: Run, pids: Iterable[int]) -> tuple[float | None, int | None]:

@@ -163,7 +163,9 @@ class SimulatedMeter:
         self._gpus = _gpus(host, models, slices)
         self._planted = folder / "planted"
         self._planted.mkdir(exist_ok=True, mode=0o700)
-        write_json(folder / "simulated.json", [gpu.uuid for gpu in self._gpus])
+        uuids = [gpu.uuid for gpu in self._gpus]
+        if read_json(folder / "simulated.json") != uuids:
+            write_json(folder / "simulated.json", uuids)
         self._courses: dict[str, _Course] = {}
         self._noise = random.Random(host)
 

@@ -33,10 +33,14 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str, mode: int = 0o600) -> None:
     """Like ``write_json``, for text."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     os.replace(new, path)
     sync_folder(path.parent)
 
@@ -128,6 +132,8 @@ class State:
             if content is None:
                 raise StateError(f"this installation of the agent lacks {resource}: install it again")
             path = self.tools / name
+            if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
+                continue  # nothing to write: the agent comes back also on a full disk
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             write_text(path, content.decode(), mode)
             path.chmod(mode)
