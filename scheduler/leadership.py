@@ -24,8 +24,3 @@ def lead(holder: str, now: datetime) -> int | None:
     Leader.objects.filter(pk=row.pk).update(holder=holder, epoch=row.epoch + 1, renewed_at=now)
     return row.epoch + 1
 
-
-@transaction.atomic
-def resign(holder: str) -> None:
-    """A leader that ends in good order does not make the next one wait."""
-    Leader.objects.filter(pk=1, holder=holder).update(holder="", renewed_at=None)

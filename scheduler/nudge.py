@@ -10,13 +10,17 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import redis
 from django.conf import settings
 from django.db import transaction
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,9 @@ ENGINE_KEY = "gpupool:engine:nudged"
 ENGINE_KEY_LIFE_MS = 1_000  # a nudge whose task was lost keeps others away no longer than this
 HOST_CHANNEL = "gpupool:host:"
 PAGE_CHANNEL = "gpupool:page"
+ANSWER_SECONDS = 0.5
+AWAY_SECONDS = 2.0
+PASS_ON_SECONDS = 0.05  # so that two engines do not play ball while the one that leads is busy
 CYCLE_TASK = "scheduler.tasks.run_cycle"
 
 QUEUE, HOSTS, CALENDAR = "queue", "hosts", "calendar"  # topics of pages that show many rows
@@ -56,10 +63,19 @@ def cycle_begins() -> None:
     _quietly(lambda: connection().delete(ENGINE_KEY))
 
 
+def pass_on() -> None:
+    """A nudge reached an engine that does not lead: to the one that does, or back here until the lead can be taken over."""
+    time.sleep(PASS_ON_SECONDS)
+    _send_cycle()
+
+
 @functools.cache
 def connection() -> redis.Redis:
     """This process's pool of Redis connections."""
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
+    never_again = Retry(NoBackoff(), 0)  # who asked for something waits for this answer
+    return redis.Redis.from_url(
+        settings.REDIS_URL, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=never_again
+    )
 
 
 def _send_cycle() -> None:
@@ -77,7 +93,20 @@ def _publish(channel: str, message: str) -> None:
 
 
 def _quietly(send: Callable[[], object]) -> None:
+    if time.monotonic() < _away.until:
+        return
     try:
         send()
     except (redis.RedisError, OperationalError) as error:
-        log.warning("a hint was dropped, the sweep will do its work: %s", error)
+        _away.until = time.monotonic() + AWAY_SECONDS
+        log.warning("hints are dropped for %g s, the sweep will do their work: %s", AWAY_SECONDS, error)
+
+
+@dataclass
+class _Away:
+    """Until when Redis is taken to be away: one request does not wait for it once per hint."""
+
+    until: float = 0.0
+
+
+_away = _Away()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from scheduler import clock, engine
+from scheduler import clock, engine, nudge
 
 
 @shared_task
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
-    engine.cycle(engine.holder(), timezone.now(), timezone.now)
+    if engine.cycle(engine.holder(), timezone.now(), timezone.now) is None:
+        nudge.pass_on()
 
 
 @shared_task

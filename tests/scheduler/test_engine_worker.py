@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from config.celery import app
 from scheduler import nudge, services
@@ -118,6 +119,49 @@ def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
     assert state_of(claimant) == "ended"
     assert Run.objects.filter(workload=victim).count() == 2
     until(lambda: Allocation.objects.filter(period__upper_inf=True).count() == 16)
+
+
+def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
+    live_world: World, tmp_path: Path
+) -> None:
+    with engine_process(tmp_path / "killed.log") as first:
+        warm_up = queue(live_world, live_world.vision)
+        wait_for(lambda: state_of(warm_up) != "queued", 15)
+        workloads = [queue(live_world, live_world.teams[n % 3]) for n in range(12)]
+        os.killpg(first.pid, signal.SIGKILL)
+    nudge.connection().flushdb()  # and its queue is lost, too
+    with engine_process(tmp_path / "next.log"):
+
+        def all_are_placed() -> bool:
+            app.send_task("scheduler.tasks.sweep", queue="engine")
+            time.sleep(0.2)
+            return not Workload.objects.filter(pk__in=[w.pk for w in workloads], state="queued").exists()
+
+        wait_for(all_are_placed, 15)
+    assert Run.objects.count() == 13
+    assert Allocation.objects.filter(period__upper_inf=True).values("unit").distinct().count() == 13
+
+
+def test_an_emptied_valkey_is_right_again_by_itself(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+    warm_up = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(warm_up) != "queued", 15)
+    nudge.connection().flushdb()
+    workload = queue(live_world, live_world.vision)
+    wait_for(lambda: state_of(workload) == "placed", 15)
+
+
+def test_a_request_is_committed_at_once_although_valkey_is_away(
+    live_world: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    settings.REDIS_URL = "unix:///nowhere/valkey"
+    monkeypatch.setattr(nudge, "_away", type(nudge._away)())
+    nudge.connection.cache_clear()
+    began = time.monotonic()
+    try:
+        assert state_of(queue(live_world, live_world.vision)) == "queued"
+    finally:
+        nudge.connection.cache_clear()
+    assert time.monotonic() - began < 1.5
 
 
 def test_a_frozen_engine_is_taken_over_within_five_seconds_and_its_plan_refused(

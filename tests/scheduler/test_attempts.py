@@ -1,0 +1,113 @@
+"""What becomes of a workload when an attempt ends: the rule of retries, gangs, and the four ends of a preemption."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from scheduler import attempts, clock, engine
+from scheduler.attempts import Verdict, verdict
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.reasons import Code
+from scheduler.models import Command, Quota, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import World
+
+SECOND = dt.timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome", "code", "comes_back"),
+    [
+        ("", Code.FINISHED, Code.FINISHED, False),
+        ("", Code.FAILED, Code.FAILED, True),
+        ("", Code.OUT_OF_MEMORY, Code.OUT_OF_MEMORY, True),
+        ("", Code.TIME_LIMIT, Code.TIME_LIMIT, False),
+        ("", Code.HOST_LOST, Code.HOST_LOST, True),
+        ("", Code.LEASE_LOST, Code.LEASE_LOST, True),
+        ("", Code.START_FAILED, Code.START_FAILED, True),
+        (Code.EVICTED_FOR_GUARANTEE, Code.CHECKPOINTED, Code.EVICTED_FOR_GUARANTEE, True),
+        (Code.EVICTED_FOR_GUARANTEE, Code.FAILED, Code.EVICTED_FOR_GUARANTEE, True),
+        (Code.EVICTED_FOR_GUARANTEE, Code.KILLED_AT_GRACE, Code.EVICTED_FOR_GUARANTEE, True),
+        (Code.EVICTED_FOR_GUARANTEE, Code.FINISHED, Code.FINISHED, False),
+        (Code.DRAINED, Code.KILLED_AT_GRACE, Code.DRAINED, True),
+        (Code.CANCELLED, Code.FAILED, Code.CANCELLED, False),
+        (Code.CANCELLED, Code.FINISHED, Code.CANCELLED, False),
+        (Code.CANCELLED, Code.HOST_LOST, Code.CANCELLED, False),
+        (Code.IDLE, Code.KILLED_AT_GRACE, Code.IDLE, False),
+        (Code.GPU_ERROR, Code.KILLED_AT_GRACE, Code.GPU_ERROR, True),
+    ],
+)
+def test_why_it_stopped_and_how_it_ended_say_whether_it_comes_back(
+    told: str, outcome: str, code: str, comes_back: bool
+) -> None:
+    answer = verdict(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
+    assert (answer.code, answer.comes_back) == (code, comes_back)
+
+
+def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:
+    workload = Workload(kind="job", most_retries=1, failures=1)
+    assert verdict(workload, Code.FAILED) == Verdict(Code.FAILED)
+    workload.stop_requested = Code.EVICTED_FOR_PRIORITY
+    assert verdict(workload, Code.FAILED) == Verdict(Code.EVICTED_FOR_PRIORITY, comes_back=True)
+    workload.stop_requested = ""
+    assert verdict(workload, Code.HOST_LOST) == Verdict(Code.HOST_LOST, comes_back=True, lost=1)
+    workload.lost_attempts = attempts.MOST_LOST_ATTEMPTS
+    assert not verdict(workload, Code.HOST_LOST).comes_back
+
+
+def test_a_notebook_whose_host_is_lost_ends_for_what_it_held_in_memory_is_gone() -> None:
+    assert not verdict(Workload(kind="notebook"), Code.HOST_LOST).comes_back
+
+
+def gang(world: World, now: dt.datetime) -> Workload:
+    Quota.objects.filter(team=world.vision.team).update(guaranteed_slots=16 * SLOTS_PER_GPU)
+    return job(world, world.vision, 8, now, hosts=2)
+
+
+def test_a_gang_runs_when_all_its_members_run_and_ends_with_the_first_that_fails(world: World) -> None:
+    first, second = (FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta"))
+    workload = gang(world, world.now)
+    engine.cycle("test", world.now)
+    assert [r.rank for r in workload.runs.order_by("host__name")] == [0, 1]
+    first.sync(world.now)
+    first.sync(world.now + SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "starting"
+    second.sync(world.now + SECOND)
+    second.sync(world.now + 2 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "running" and workload.started_at == world.now + SECOND
+
+    first.end(first.running[0], world.now + 10 * SECOND, outcome="failed", exit_code=9)
+    first.sync(world.now + 10 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "stopping"
+    assert Command.objects.get(verb="stop").run.host == second.host
+    second.sync(world.now + 11 * SECOND)
+    second.sync(world.now + 12 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome) == ("ended", "failed")
+    assert workload.outcome_numbers == {"attempt": 1, "exit_code": 9}
+
+
+def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> None:
+    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    workload = gang(world, world.now)
+    engine.cycle("test", world.now)
+    for agent in agents * 2:
+        agent.sync(world.now)
+    lost, *others = sorted(agents, key=lambda agent: not agent.running)
+    later = world.now + 71 * SECOND
+    for agent in others:
+        agent.sync(later)
+    clock.watch_hosts(later)
+    workload.refresh_from_db()
+    assert workload.state == "stopping", "the other member has to confirm its stop first"
+    for agent in others * 2:
+        agent.sync(later + SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
+    assert lost.host.runs.get().outcome == Code.HOST_LOST
