@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, F, Q, Sum
 
 from scheduler.models import Gpu, Pool, Quota
 from telemetry.core.charging import SLOTS_PER_GPU, asset_cost
@@ -298,6 +298,10 @@ def checks(month: date) -> list[dict[str, Any]]:
     behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
     behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
     never = Gpu.objects.filter(charged=None, created_at__lt=end)
+    # While history is loaded, charges grow backwards: a month is not closed before they reach its GPUs' beginning.
+    late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
+        since__gt=F("gpu__created_at")
+    )
     month_lines = Charge.objects.filter(month=month)
     unpriced = month_lines.filter(price=None).values("model").annotate(count=Count("pk")).order_by("model")
     left = conservation(month)
@@ -305,9 +309,11 @@ def checks(month: date) -> list[dict[str, Any]]:
     due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
     no_centre = month_lines.filter(bucket__in=CHARGED, cost_centre="", reversal=False)
     return [
+        _check("something was charged in the month", month_lines.exists(), {}),
         _check("every GPU is charged to the end of the month", not behind.exists() and not never.exists(), {
             "behind": behind.count(), "never": never.count(),
         }),
+        _check("every GPU is charged from when it came", not late.exists(), {"later": late.count()}),
         _check("every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}),
         _check("every charged line has a cost centre", not no_centre.exists(), {
             "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],

@@ -160,6 +160,17 @@ def test_a_month_with_a_gpu_that_has_no_price_stays_open(world: World) -> None:
         statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
 
 
+def test_an_empty_month_is_not_closed(rates: World) -> None:
+    with pytest.raises(statements.CannotClose, match="something was charged"):
+        statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+
+
+def test_a_month_whose_history_is_still_loading_stays_open(busy_march: World) -> None:
+    ChargedUntil.objects.filter(gpu=units_of(busy_march.hosts["alpha"])[0].gpu).update(since=at(0, day=15))
+    with pytest.raises(statements.CannotClose, match="charged from when it came"):
+        statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
+
+
 def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: World) -> None:
     done = ChargedUntil.objects.order_by("gpu").first()
     assert done is not None
