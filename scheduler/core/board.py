@@ -358,6 +358,15 @@ class Board:
             if self.units[unit].profile.startswith("share"):
                 self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
+    def release(self, queued: Queued) -> None:
+        """Nobody is leaving for it any more and it can't start all the same: what was kept for it is anybody's."""
+        units = np.flatnonzero((self.kept == queued.id) & (self.holder == NOBODY) & (self.bound == 0) & self.usable)
+        self.kept[units] = 0
+        self.free[units] = True
+        self.free_slots += int(self.slots[units].sum())
+        for unit in units:
+            self.counts[int(self.kind[unit])][self.host_of[unit]] += 1
+
     def promise(self, reservation: Reservation, units: list[int]) -> None:
         """Note which units a reservation still to come counts on."""
         for unit in units:

@@ -91,8 +91,14 @@ class Cycle:
 
     def make_room(self, queued: Queued) -> bool:
         """Tell others to go, or wait for those who were told already. True when its units are on their way."""
-        if self._room_is_on_its_way(queued):
+        if self._room_is_on_its_way(queued) or self._evict_somebody(queued):
             return True
+        if queued.id in self.board.keepers and queued.id not in self.board.leaving_for:
+            self.board.release(queued)
+            self._no_fit.clear()  # the one time that units come back within a cycle
+        return False
+
+    def _evict_somebody(self, queued: Queued) -> bool:
         board = self.board
         kinds = [k for k in board.kinds_for(queued.ask) if preempt.may_evict_somebody(board, queued, k)]
         if not kinds or self._soon_free(queued):
@@ -101,7 +107,7 @@ class Cycle:
             key = self._room_key(queued, kind)
             if key in self._no_room or not self._within_workload_cap(queued, kind):
                 continue
-            made = preempt.make_room(self.board, queued, kind)
+            made = preempt.make_room(board, queued, kind)
             if made is not None and made.victims:
                 self._evict_for(queued, kind, made)
                 return True

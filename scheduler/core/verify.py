@@ -79,7 +79,9 @@ class Check:
         self.held = {unit: r.id for r in snapshot.running for unit in r.units}
         self.bound = {u: r.id for r in snapshot.reservations if r.end > now for u in r.units}
         self.bound |= {u: b.reservation for b in plan.bindings for u in b.units}
-        self.earmark = {u: q.id for q in snapshot.queued for u in q.earmarked_units}
+        # What was freed for a workload is its own until it starts, unless it is found that it can't and nobody leaves for it.
+        given_up = {r.workload for r in plan.refusals if r.code != Code.WAITS_FOR_EVICTION}
+        self.earmark = {u: q.id for q in snapshot.queued if q.id not in given_up for u in q.earmarked_units}
         for r in snapshot.running:
             if r.stopping and r.evicted_for_workload in self.queued:
                 self.earmark |= dict.fromkeys(r.units, r.evicted_for_workload)
