@@ -22,6 +22,7 @@ from scheduler.states import RunState, WorkloadState
 from telemetry.models import Sample
 
 QUIET_PERCENT = 5.0
+LATEST = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Written by the edge, see portal/edge/activity.py.
 WORKSPACE_KEY = "gpupool:workspace:"
 
@@ -105,7 +106,7 @@ def observe(run: Run, now: datetime, limit: timedelta) -> Activity:
     return Activity(
         busy_kernels=_number(said.get("busy")),
         connections=max(_number(said.get("connections")), _number(edge.get("sockets"))),
-        last=max(sign for sign in (*signs, run.placed_at) if sign is not None),
+        last=min(now, max(sign for sign in (*signs, run.placed_at) if sign is not None)),
         quiet_since=_quiet_since(run, now, limit),
     )
 
@@ -147,7 +148,8 @@ def _number(value: Any) -> int:
 
 def _moment(value: Any) -> datetime | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return datetime.fromtimestamp(value, UTC)
+        # The workload owns the server that says so: a moment beyond the calendar is none.
+        return datetime.fromtimestamp(value, UTC) if 0 <= value < LATEST else None
     if isinstance(value, str):
         try:
             parsed = datetime.fromisoformat(value)

@@ -11,7 +11,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from portal import policy
+from portal import locks, policy
 from portal.errors import Conflict, Invalid
 from portal.models import ApiToken, Membership, Notification, Organisation, User, WorkspaceSession
 from portal.services import audit
@@ -235,6 +235,8 @@ def change_user(
     checks.done()
     others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
     with transaction.atomic():
+        # Of two operators who step down at once the second has to see that the first is gone.
+        locks.organisation()
         if not (flags["operator"] and open_) and not others.exists():
             raise Conflict(f"{user.username} is the last operator; make somebody else one first.", field="operator")
         before = audit.facts(user, "is_active", *ROLES)
@@ -273,15 +275,14 @@ def first_run(
     if not isinstance(currency, str) or len(currency) != 3 or not currency.isascii() or not currency.isalpha():
         checks.note("currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR.")
     with transaction.atomic():
-        if User.objects.exists():
+        # A row to lock: of two first runs at once the second finds the account of the first.
+        Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
+        row = locks.organisation()
+        if row is None or User.objects.exists():
             raise Conflict("This portal has accounts already; sign in instead.")
         user = _new_user(checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False})
-        row, made = Organisation.objects.get_or_create(
-            pk=1, defaults={"name": organisation, "time_zone": time_zone, "currency": currency.upper()}
-        )
-        if not made:
-            Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone, currency=currency.upper())
-            row.refresh_from_db()
+        Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone, currency=currency.upper())
+        row.refresh_from_db()
         audit.record(
             actor=user,
             via=via,

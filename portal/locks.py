@@ -1,0 +1,10 @@
+"""The only place of the portal that locks. Taken before any lock of ``scheduler.locks``, and held for one short transaction."""
+
+from __future__ import annotations
+
+from portal.models import Organisation
+
+
+def organisation() -> Organisation | None:
+    """The one row of the organisation: who changes who runs it waits here for whoever does the same. Inside a transaction."""
+    return Organisation.objects.select_for_update(no_key=True).filter(pk=1).first()
