@@ -19,7 +19,9 @@ class Organisation(models.Model):
     time_zone = models.CharField(max_length=60, default="UTC")
     currency = models.CharField(max_length=3, default="EUR")
     simulated_history_until = models.DateTimeField(null=True, blank=True)
-    history_progress = models.JSONField(null=True, blank=True, help_text="while the simulated history loads: done, total, words")
+    history_progress = models.JSONField(
+        null=True, blank=True, help_text="while the simulated history loads: done, total, words"
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_organisation")]
@@ -32,7 +34,9 @@ class User(AbstractUser):
     finance = models.BooleanField(default=False, help_text="sees all charges, closes months")
     auditor = models.BooleanField(default=False, help_text="sees everything, changes nothing")
     time_zone = models.CharField(max_length=60, default="", blank=True, help_text="empty: the organisation's")
-    theme = models.CharField(max_length=6, default="system", choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")])
+    theme = models.CharField(
+        max_length=6, default="system", choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")]
+    )
 
 
 class Membership(models.Model):
@@ -80,7 +84,9 @@ class Submission(models.Model):
     why = models.CharField(max_length=1000, default="", blank=True)
     payload = models.JSONField(help_text="the verb's arguments, as validated")
     state = models.CharField(max_length=10, choices=SubmissionState.choices, default=SubmissionState.WAITING)
-    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="submissions")
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="submissions"
+    )
     created_at = models.DateTimeField()
 
     class Meta:
@@ -153,7 +159,9 @@ class AuditEvent(models.Model):
     """Who did what to what, before and after, and why. A trigger refuses UPDATE and DELETE."""
 
     at = models.DateTimeField()
-    actor = models.ForeignKey(User, null=True, on_delete=models.PROTECT, related_name="+", help_text="empty: the program itself")
+    actor = models.ForeignKey(
+        User, null=True, on_delete=models.PROTECT, related_name="+", help_text="empty: the program itself"
+    )
     actor_name = models.CharField(max_length=150)
     verb = models.CharField(max_length=60, help_text="the service's name")
     target = models.CharField(max_length=120, help_text="kind and id")
@@ -184,7 +192,9 @@ class ApiToken(models.Model):
 class WorkspaceOrigin(models.Model):
     """The random name under which one notebook is reached; a new one for each workload."""
 
-    workload = models.OneToOneField(Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin")
+    workload = models.OneToOneField(
+        Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin"
+    )
     label = models.CharField(unique=True, max_length=40)
     created_at = models.DateTimeField()
 
@@ -207,6 +217,8 @@ class WorkspaceSession(models.Model):
     token_hash = models.CharField(unique=True, max_length=64)
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
-    session_key_hash = models.CharField(max_length=64, default="", blank=True, help_text="of the portal session it came from")
+    session_key_hash = models.CharField(
+        max_length=64, default="", blank=True, help_text="of the portal session it came from"
+    )
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
