@@ -47,7 +47,10 @@ def main(argv: list[str]) -> dict[str, Any]:
         if options.against:
             from benchmarks import _jupyterhub
 
-            others = _jupyterhub.measure(folder, options.launches)
+            try:
+                others = _jupyterhub.measure(folder, options.launches)
+            except _jupyterhub.CannotCompare as problem:
+                raise SystemExit(f"gpupool: {problem}") from None
             figures["against"] = {"jupyterhub": {"p50": _part(others, 0.5), "p95": _part(others, 0.95)}}
         return figures
     finally:
@@ -60,6 +63,7 @@ def measure_gpupool(folder: Path, launches: int) -> list[float]:
 
     django.setup()
     from benchmarks._pool import running_pool
+    from portal.edge.threads import Threads
     from portal.services import hosts
     from scheduler.models import Host
     from scheduler.states import LeaseState
@@ -69,9 +73,9 @@ def measure_gpupool(folder: Path, launches: int) -> list[float]:
     with running_pool(folder, {}) as pool:
         pool.start_agent("bench", token, f"2x{MODEL}")
         pool.wait("agent-bench", lambda: Host.objects.get(name="bench").lease_state == LeaseState.ALIVE)
-        seconds = []
+        rows, seconds = Threads(2, "bench"), []
         for number in range(launches):
-            seconds.append(asyncio.run(_launch_once(people, number)))
+            seconds.append(asyncio.run(_launch_once(rows, people, number)))
             print(f"  gpupool launch {number + 1}: {seconds[-1]:.2f} s", flush=True)
         return seconds
 
@@ -93,7 +97,7 @@ def _organisation() -> dict[str, Any]:
     return {"member": member, "operator": operator, "project": project, "pool": pool}
 
 
-async def _launch_once(people: dict[str, Any], number: int) -> float:
+async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
     import aiohttp
 
     from benchmarks._jupyter import Jupyter
@@ -102,13 +106,13 @@ async def _launch_once(people: dict[str, Any], number: int) -> float:
 
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         begin = time.monotonic()
-        workload = await asyncio.to_thread(
+        workload = await rows.run(
             workloads.launch_notebook, actor=people["member"], project=people["project"], pool=people["pool"], now=_now(),
             name=f"bench {number}", units=1, models=[MODEL], max_runtime_seconds=3600, type="interactive",
         )  # fmt: skip
-        await _until(lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), "the notebook is ready")
-        await asyncio.to_thread(workload.refresh_from_db)
-        url = await asyncio.to_thread(
+        await _until(rows, lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), "the notebook is ready")
+        await rows.run(workload.refresh_from_db)
+        url = await rows.run(
             workloads.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
         )
         link = urlsplit(url)
@@ -118,8 +122,8 @@ async def _launch_once(people: dict[str, Any], number: int) -> float:
         await jupyter.ask("GET", f"{link.path}?{link.query}")
         await first_output(jupyter)
         taken = time.monotonic() - begin
-    await asyncio.to_thread(workloads.cancel_workload, actor=people["member"], workload=workload, now=_now())
-    await _until(lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again")
+    await rows.run(workloads.cancel_workload, actor=people["member"], workload=workload, now=_now())
+    await _until(rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again")
     return taken
 
 
@@ -134,9 +138,9 @@ async def first_output(jupyter: Any) -> None:
         raise Late(f"the kernel printed {printed!r}")
 
 
-async def _until(true: Any, what: str) -> None:
+async def _until(rows: Any, true: Any, what: str) -> None:
     deadline = time.monotonic() + LONGEST_WAIT
-    while not await asyncio.to_thread(true):
+    while not await rows.run(true):
         if time.monotonic() > deadline:
             raise Late(f"{what}: not within {LONGEST_WAIT:.0f} s")
         await asyncio.sleep(0.02)
