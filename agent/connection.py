@@ -44,7 +44,7 @@ LARGEST_FRAME = 16 << 20
 LARGEST_JOIN_ANSWER = 1 << 16
 LOG_SECONDS = 0.4  # how often running workloads' logs are looked at
 SHORTEST_GAP_SECONDS = 0.05  # between two Observed frames
-BATCHES_AHEAD = 100  # sent and not yet committed
+BATCHES_AHEAD = 100  # at most so many are sent and not yet committed
 RESEND_SECONDS = 60.0  # a batch that was sent and is not committed after this is sent again
 
 

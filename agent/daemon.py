@@ -234,12 +234,11 @@ class Agent:
         now = time.monotonic()
         if self._sent_batches > self._spool.committed and now - self._sent_batches_at > RESEND_SECONDS:
             self._sent_batches = self._spool.committed
-        for number in self._spool.pending(self._sent_batches):
-            if number > self._spool.committed + BATCHES_AHEAD:
-                return
-            self._sent_batches = number
-            self._sent_batches_at = now
-            yield self._spool.read(number)
+        for number in self._spool.pending(0)[:BATCHES_AHEAD]:
+            if number > self._sent_batches:
+                self._sent_batches = number
+                self._sent_batches_at = now
+                yield self._spool.read(number)
 
     def log_chunks(self) -> Iterator[LogChunk]:
         """Pieces of logs that the server does not have yet."""

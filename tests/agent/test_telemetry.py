@@ -63,6 +63,18 @@ async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committe
     await edge.until(lambda: len(list(spool.glob("*.json"))) <= 3)
 
 
+async def test_a_server_that_was_set_back_still_gets_what_is_kept(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.until(lambda: edge.batches)
+    await agent.kill()
+    spool = agent.state / "spool"
+    newest = max(spool.glob("*.json"))
+    newest.rename(spool / "000000005000.json")  # as after long service; what came before was committed and deleted
+    edge.committed, edge.commits = 0, False
+    edge.batches.clear()
+    await agent.start()
+    await edge.until(lambda: any(batch.sequence > 5000 for batch in edge.batches))
+
+
 async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.until(lambda: edge.batches)
     port = int(edge.url.rsplit(":", 1)[1])
