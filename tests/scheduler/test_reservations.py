@@ -53,9 +53,9 @@ def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World
     tick(agents, world.now)
     inside.refresh_from_db()
     assert inside.reason_code == Code.RESERVATION_NOT_STARTED
-    at = world.now
-    while at < start:
-        at += 30 * SECOND
+    before_start = (1800, 600, 60, 45, 30, 25, 20, 0)
+    for seconds in before_start:
+        at = start - seconds * SECOND
         tick(agents, at)
     gone = Workload.objects.get(pk__in=[b.pk for b in borrowers], state="queued")
     assert gone.reason_code and gone.decisions.filter(kind="evicted", for_reservation=reservation).exists()
