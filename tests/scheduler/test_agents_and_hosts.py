@@ -205,7 +205,7 @@ def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World
         at += 2 * SECOND
         for agent in agents:
             for run in agent.running:
-                if dice.random() < 0.08:
+                if dice.random() < 0.2:
                     agent.end(run, at, outcome=dice.choice(["finished", "finished", "failed"]))
             frame = agent.observed()
             fate = dice.random()
