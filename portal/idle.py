@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import redis
+from django.db.models import Max, Q
 
 from portal.notify import IDLE_NOTICE
 from scheduler import nudge
@@ -115,18 +116,16 @@ def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
     """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured."""
     units = list(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
-    quiet = since
-    for unit in units:
-        samples = Sample.objects.filter(unit_id=unit, ts__gt=since, ts__lte=now)
-        known = [
-            (ts, utilisation > QUIET_PERCENT if utilisation is not None else bool(processes))
-            for ts, utilisation, processes in samples.values_list("ts", "utilisation", "processes")
-            if utilisation is not None or processes is not None
-        ]
-        if not known:
-            return None
-        quiet = max([quiet, *(ts for ts, active in known if active)])
-    return quiet if units else None
+    active = Q(utilisation__gt=QUIET_PERCENT) | Q(utilisation=None, processes__gt=0)
+    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(
+        utilisation=None, processes=None
+    )
+    last_active: dict[int, datetime | None] = {
+        row["unit_id"]: row["last"] for row in measured.values("unit_id").annotate(last=Max("ts", filter=active))
+    }
+    if not units or len(last_active) < len(set(units)):
+        return None
+    return max([since, *(at for at in last_active.values() if at is not None)])
 
 
 def _seen_by_edge(run: Run) -> dict[str, Any]:

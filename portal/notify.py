@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 
 from portal import wording
 from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
@@ -121,20 +121,27 @@ def _idle_warnings(since: datetime, now: datetime) -> Iterator[Fact]:
 def _moved_starts(since: datetime, now: datetime) -> Iterator[Fact]:
     """A start that was told and moved by more than half an hour and a quarter of the wait. Keeps what was told last."""
     waiting = Workload.objects.filter(state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False)
-    for workload in waiting.select_related("told_start"):
-        expected = workload.expected_start
-        told = getattr(workload, "told_start", None)
-        if expected is None:
+    untold = waiting.filter(told_start=None).only("pk", "expected_start")
+    ToldStart.objects.bulk_create(
+        [
+            ToldStart(workload=workload, expected_start=workload.expected_start, at=now)
+            for workload in untold
+            if workload.expected_start
+        ],
+        ignore_conflicts=True,
+    )
+    earlier = Q(told_start__expected_start__gt=F("expected_start") + MOVED_AT_LEAST)
+    later = Q(told_start__expected_start__lt=F("expected_start") - MOVED_AT_LEAST)
+    for workload in waiting.filter(earlier | later).select_related("told_start"):
+        told, expected = workload.told_start, workload.expected_start
+        if expected is None or abs(expected - told.expected_start) < abs(told.expected_start - told.at) / 4:
             continue
-        if told is None:
-            ToldStart.objects.get_or_create(workload=workload, defaults={"expected_start": expected, "at": now})
-            continue
-        moved = abs(expected - told.expected_start)
-        if moved < max(MOVED_AT_LEAST, abs(told.expected_start - told.at) / 4):
-            continue
-        before = told.expected_start.timestamp()
+        numbers = {
+            "name": workload.name,
+            "expected_start": expected.timestamp(),
+            "before": told.expected_start.timestamp(),
+        }
         ToldStart.objects.filter(pk=told.pk).update(expected_start=expected, at=now)
-        numbers = {"name": workload.name, "expected_start": expected.timestamp(), "before": before}
         source = f"moved:{workload.pk}:{expected.timestamp():.0f}"
         yield Fact("expected_start_moved", source, (workload.owner_id,), numbers, workload=workload.pk)
 

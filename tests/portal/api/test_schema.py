@@ -13,6 +13,7 @@ import schemathesis
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import transaction
+from django.test import Client
 from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.generators import SchemaGenerator
 from hypothesis import HealthCheck, Phase, given, settings
@@ -65,6 +66,15 @@ def test_the_documentation_names_every_endpoint_and_no_other(schema: dict[str, A
     told = set(re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE))
     real = {(method, path, operation["description"].splitlines()[0]) for method, path, operation in operations(schema)}
     assert told == real, f"missing: {sorted(real - told)}; gone: {sorted(told - real)}"
+
+
+@pytest.mark.django_db
+def test_the_schema_and_its_page_are_served_from_here() -> None:
+    assert Client().get("/api/schema/").status_code == 200
+    page = Client().get("/api/docs/")
+    assert page.status_code == 200
+    foreign = re.findall(r"(?:src|href)=[\"']((?:https?:)?//[^\"']+)", page.content.decode())
+    assert foreign == []
 
 
 @pytest.fixture

@@ -73,7 +73,10 @@ async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
     world = await rows(build_world, timezone.now())
-    async with serving("127.0.0.1", port) as edge, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+    async with (
+        serving("127.0.0.1", port) as edge,
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+    ):
         await until(lambda: edge.bus.connected)
         yield Place(edge, port, world, session)
 
@@ -97,7 +100,12 @@ def give_credential(host: Host) -> str:
 
 def observed(sequence: int = 1, host: str = "alpha", **changes: Any) -> protocol.Observed:
     inventory = protocol.Inventory(gpus=[], cpu_milli=1000, memory_mib=1000, isolation="plain", simulated=True)
-    values: dict[str, Any] = {"boot_id": f"boot-of-{host}", "instance": f"instance-of-{host}", "runs": [], "inventory": inventory}
+    values: dict[str, Any] = {
+        "boot_id": f"boot-of-{host}",
+        "instance": f"instance-of-{host}",
+        "runs": [],
+        "inventory": inventory,
+    }
     return protocol.Observed(version=protocol.VERSION, agent_version="1", sequence=sequence, **{**values, **changes})
 
 
@@ -119,7 +127,9 @@ class SmallAgent:
     async def connect(self, **more: Any) -> aiohttp.ClientWebSocketResponse:
         url = self.place.url + protocol.SYNC_PATH
         close = aiohttp.ClientWSTimeout(ws_close=0.5)  # type: ignore[call-arg]
-        connecting = self.place.session.ws_connect(url, headers=self.headers, max_msg_size=1 << 24, timeout=close, **more)
+        connecting = self.place.session.ws_connect(
+            url, headers=self.headers, max_msg_size=1 << 24, timeout=close, **more
+        )
         self.socket = await connecting
         return self.socket
 

@@ -129,7 +129,9 @@ async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(ag
     await again.close()
 
 
-async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(place: Place, agent: SmallAgent) -> None:
+async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
+    place: Place, agent: SmallAgent
+) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
@@ -142,7 +144,9 @@ async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
     assert isinstance(await listening, protocol.Desired)
 
 
-async def test_an_agent_that_comes_back_replaces_its_dead_connection(place: Place, agent: SmallAgent, monkeypatch) -> None:
+async def test_an_agent_that_comes_back_replaces_its_dead_connection(
+    place: Place, agent: SmallAgent, monkeypatch
+) -> None:
     monkeypatch.setattr(agents, "PROBE_SECONDS", 0.3)
     await agent.connect(autoping=False)  # answers no ping: as good as dead
     await agent.say(observed())
@@ -245,7 +249,9 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(place: Place, agent: 
     big = protocol.Desired(version=1, host="alpha", lease_seconds=1, runs=[
         protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000) for n in range(300)
     ])  # fmt: skip
-    monkeypatch.setattr(agents.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, []))
+    monkeypatch.setattr(
+        agents.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, [])
+    )
     other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
     await agent.connect()
     for number in range(20):  # and never reads: 50 MB fill every buffer on the way

@@ -85,7 +85,16 @@ async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
             assert answer.status == status, (person, topic)
             answer.close()
     key = await rows(sign_in, world.stranger)
-    for topic in (f"user:{world.operator.pk}", "workload:x", "no such", "a:b", "workload:" + "0" * 32, "x" * 500, "\0", ""):
+    for topic in (
+        f"user:{world.operator.pk}",
+        "workload:x",
+        "no such",
+        "a:b",
+        "workload:" + "0" * 32,
+        "x" * 500,
+        "\0",
+        "",
+    ):
         assert (await listen(place, key, topic)).status in (400, 404), topic
     assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
 
@@ -101,7 +110,13 @@ async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) ->
 async def test_other_sites_hear_nothing(place: Place) -> None:
     key = await rows(sign_in, place.world.vision.member)
     portal = settings.GPUPOOL_PORTAL_URL
-    for origin in ("http://evil.example", "null", f"{portal}.evil.example", f"{portal}/", f"http://{place.name('w123')}"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"{portal}.evil.example",
+        f"{portal}/",
+        f"http://{place.name('w123')}",
+    ):
         answer = await listen(place, key, "queue", Origin=origin)
         assert answer.status == 403, origin
         assert "Access-Control-Allow-Origin" not in answer.headers

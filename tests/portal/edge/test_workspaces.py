@@ -304,9 +304,21 @@ async def test_smuggled_requests_are_refused(notebook: Notebook) -> None:
 
 
 async def test_what_is_no_text_is_refused_and_breaks_nothing(notebook: Notebook) -> None:
-    for header in (b"Cookie: __Host-gpupool=\xff\xfe", b"Cookie: \x80", b"Accept: \xff", b"Origin: \xc3", b"X-Gpupool-\xe4: 1"):
+    for header in (
+        b"Cookie: __Host-gpupool=\xff\xfe",
+        b"Cookie: \x80",
+        b"Accept: \xff",
+        b"Origin: \xc3",
+        b"X-Gpupool-\xe4: 1",
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port)
-        writer.write(b"GET /lab HTTP/1.1\r\nHost: " + notebook.name.encode() + b"\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+        writer.write(
+            b"GET /lab HTTP/1.1\r\nHost: "
+            + notebook.name.encode()
+            + b"\r\nConnection: close\r\n"
+            + header
+            + b"\r\n\r\n"
+        )
         answer = await reader.read()
         assert answer.split()[1] in (b"400", b"403"), (header, answer[:100])
         writer.close()

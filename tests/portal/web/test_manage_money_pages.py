@@ -37,7 +37,11 @@ def charged(world: World) -> Workload:
     """January: vision held 4 H100 for 10 hours, everything is priced and charged."""
     for model in set(Gpu.objects.values_list("model", flat=True)):
         Price.objects.create(
-            model=model, cost_per_gpu_hour=Decimal("2"), price_per_gpu_hour=Decimal("2.5"), valid_from=START, created_at=START
+            model=model,
+            cost_per_gpu_hour=Decimal("2"),
+            price_per_gpu_hour=Decimal("2.5"),
+            valid_from=START,
+            created_at=START,
         )
     for team in world.teams:
         CostCentre.objects.create(project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START)
@@ -80,7 +84,9 @@ def test_the_way_down_ends_at_lines_whose_sum_is_what_was_charged(world: World, 
         query[name] = value
         page = client.get(reverse("chargeback"), query)
         assert page.status_code == 200, name
-    rows = list(csv.DictReader(io.StringIO(client.get(reverse("chargeback"), query | {"format": "csv"}).content.decode())))
+    rows = list(
+        csv.DictReader(io.StringIO(client.get(reverse("chargeback"), query | {"format": "csv"}).content.decode()))
+    )
     assert sum(Decimal(row["charged"]) for row in rows) == Decimal(100)
     assert {row["workload"] for row in rows} == {"fit"}
 
@@ -96,7 +102,10 @@ def test_members_see_their_own_charges_and_others_nothing(world: World, charged:
     theirs = signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "CC-vision" in mine and "Does it add up?" not in mine
     assert "CC-vision" not in theirs and "Nothing is charged in this month" in theirs
-    assert signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).status_code == 403
+    assert (
+        signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).status_code
+        == 403
+    )
 
 
 def test_finance_closes_the_month_once_and_its_download_stays_the_same(world: World, charged: Workload) -> None:
@@ -125,8 +134,19 @@ def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World,
     price = {"pool": "", "model": H100, "cost": "1.5", "price": "x", "valid_from": "2126-01-01T00:00", "note": ""}
     assert client.post(reverse("rate-card"), price).status_code == 400
     assert client.post(reverse("rate-card"), price | {"price": "1.75"}).status_code == 302
-    assert client.post(reverse("budgets"), {"verb": "budget", "team": "vision", "month": "2126-01", "amount": "1000.00", "action": "notify"}).status_code == 302
-    centre = {"verb": "cost_centre", "project": world.vision.project.pk, "code": "CC-9", "valid_from": "2126-01-01T00:00"}
+    assert (
+        client.post(
+            reverse("budgets"),
+            {"verb": "budget", "team": "vision", "month": "2126-01", "amount": "1000.00", "action": "notify"},
+        ).status_code
+        == 302
+    )
+    centre = {
+        "verb": "cost_centre",
+        "project": world.vision.project.pk,
+        "code": "CC-9",
+        "valid_from": "2126-01-01T00:00",
+    }
     assert client.post(reverse("budgets"), centre).status_code == 302
 
 
@@ -169,11 +189,21 @@ def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: W
 def test_people_of_other_teams_are_not_named(world: World, charged: Workload) -> None:
     url = reverse("utilisation-csv", args=["use-by"])
     assert world.vision.member.username in signed_in(world.operator).get(url, PERIOD | {"by": "user"}).content.decode()
-    assert world.vision.member.username not in signed_in(world.language.member).get(url, PERIOD | {"by": "user"}).content.decode()
+    assert (
+        world.vision.member.username
+        not in signed_in(world.language.member).get(url, PERIOD | {"by": "user"}).content.decode()
+    )
 
 
 @pytest.mark.parametrize(
-    "query", [{"period": "x"}, {"start": "2026-01-01"}, {"start": "2026-02-01", "end": "2026-01-01"}, {"start": "1", "end": "9999-12-31"}, {"by": "x"}]
+    "query",
+    [
+        {"period": "x"},
+        {"start": "2026-01-01"},
+        {"start": "2026-02-01", "end": "2026-01-01"},
+        {"start": "1", "end": "9999-12-31"},
+        {"by": "x"},
+    ],
 )
 def test_a_wrong_period_is_answered_with_what_is_allowed(world: World, query: dict[str, str]) -> None:
     assert signed_in(world.operator).get(reverse("utilisation"), query).status_code == 404

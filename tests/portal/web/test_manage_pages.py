@@ -23,7 +23,10 @@ def signed_in(user: User) -> Client:
     return client
 
 
-@pytest.mark.parametrize("query", ["", "?colour=temperature", "?colour=owner", "?colour=health", "?show=table", "?pool=shared", "?colour=nonsense"])
+@pytest.mark.parametrize(
+    "query",
+    ["", "?colour=temperature", "?colour=owner", "?colour=health", "?show=table", "?pool=shared", "?colour=nonsense"],
+)
 def test_the_fleet_shows_every_host_however_it_is_coloured(world: World, query: str) -> None:
     page = signed_in(world.operator).get(reverse("fleet") + query)
     assert page.status_code == 200
@@ -64,7 +67,9 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
     client = signed_in(world.operator)
     bad = {"start": "2126-05-02T10:00", "end": "2126-05-02T09:00", "why": "fans"}
     assert client.post(reverse("host-maintenance", args=["alpha"]), bad).status_code == 400
-    assert client.post(reverse("host-maintenance", args=["alpha"]), bad | {"end": "2126-05-02T12:00"}).status_code == 302
+    assert (
+        client.post(reverse("host-maintenance", args=["alpha"]), bad | {"end": "2126-05-02T12:00"}).status_code == 302
+    )
     assert MaintenanceWindow.objects.get().host.name == "alpha"
 
 
@@ -109,10 +114,16 @@ def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(w
 
 def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(world: World) -> None:
     row = approvals.request_quota_change(
-        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=14, now=world.now
+        actor=world.language.lead,
+        team=world.language.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=14,
+        now=world.now,
     )
     response = signed_in(world.operator).post(
-        reverse("submission-approve", args=[row.public_id]), {"guaranteed_gpus": 14, "borrow_limit_gpus": "", "comment": ""}
+        reverse("submission-approve", args=[row.public_id]),
+        {"guaranteed_gpus": 14, "borrow_limit_gpus": "", "comment": ""},
     )
     assert response.status_code == 400
     row.refresh_from_db()
@@ -121,7 +132,12 @@ def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(wo
 
 def test_declining_needs_a_reason(world: World) -> None:
     row = approvals.request_quota_change(
-        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=5, now=world.now
+        actor=world.language.lead,
+        team=world.language.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=5,
+        now=world.now,
     )
     operator = signed_in(world.operator)
     url = reverse("submission-decline", args=[row.public_id])
@@ -134,7 +150,12 @@ def test_declining_needs_a_reason(world: World) -> None:
 
 def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: World) -> None:
     row = approvals.request_quota_change(
-        actor=world.language.lead, team=world.language.team, pool=world.shared, model=H100, guaranteed_gpus=5, now=world.now
+        actor=world.language.lead,
+        team=world.language.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=5,
+        now=world.now,
     )
     stranger = signed_in(world.vision.member)
     assert stranger.get(reverse("submission", args=[row.public_id])).status_code == 404
@@ -155,7 +176,9 @@ def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) 
         for team, count in ((world.language, 5), (world.robotics, 16))
     ]
     page = signed_in(world.operator).post(
-        reverse("submissions-decide"), {"verb": "approve", "submission": [str(row.public_id) for row in rows]}, follow=True
+        reverse("submissions-decide"),
+        {"verb": "approve", "submission": [str(row.public_id) for row in rows]},
+        follow=True,
     )
     assert "1 approved" in page.content.decode() and "still waits" in page.content.decode()
     assert [Submission.objects.get(pk=row.pk).state for row in rows] == ["approved", "waiting"]

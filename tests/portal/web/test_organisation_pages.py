@@ -38,12 +38,20 @@ def test_an_operator_creates_a_team_and_a_lead_puts_somebody_into_it(world: Worl
     operator = signed_in(world.operator)
     assert operator.post(reverse("teams"), {"name": "Weather", "tag": "WX", "weight": 1}).status_code == 302
     team = Team.objects.get(name="Weather")
-    response = operator.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": "stranger", "role": "lead"})
+    response = operator.post(
+        reverse("team", args=[team.slug]), {"verb": "add_member", "user": "stranger", "role": "lead"}
+    )
     assert response.status_code == 302
     lead = signed_in(world.stranger)
     name = world.language.member.username
-    assert lead.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": name, "role": "member"}).status_code == 302
-    assert set(Membership.objects.filter(team=team).values_list("user__username", "role")) == {("stranger", "lead"), (name, "member")}
+    assert (
+        lead.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": name, "role": "member"}).status_code
+        == 302
+    )
+    assert set(Membership.objects.filter(team=team).values_list("user__username", "role")) == {
+        ("stranger", "lead"),
+        (name, "member"),
+    }
     assert AuditEvent.objects.filter(verb="add_member", team=team).count() == 2
 
 
@@ -119,7 +127,10 @@ def test_a_pool_limit_out_of_range_is_refused_with_what_is_allowed(world: World)
 def test_a_static_pool_needs_its_owner(world: World) -> None:
     client = signed_in(world.operator)
     assert client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": ""}).status_code == 400
-    assert client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": world.vision.team.pk}).status_code == 302
+    assert (
+        client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": world.vision.team.pk}).status_code
+        == 302
+    )
     assert Pool.objects.get(name="Lab").team == world.vision.team
 
 
@@ -133,14 +144,23 @@ def test_a_job_template_needs_a_command(world: World) -> None:
 
 def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db: None) -> None:
     client = Client()
-    values = {"organisation": "Acme", "time_zone": "UTC", "currency": "EUR", "username": "ada", "email": "ada@example.org"}
+    values = {
+        "organisation": "Acme",
+        "time_zone": "UTC",
+        "currency": "EUR",
+        "username": "ada",
+        "email": "ada@example.org",
+    }
     assert client.get(reverse("first-run")).status_code == 200
     assert client.post(reverse("first-run"), values | {"password": "x"}).status_code == 400
     assert not User.objects.exists()
     assert client.post(reverse("first-run"), values | {"password": PASSWORD}).status_code == 302
     page = client.get(reverse("first-run")).content.decode()
     assert "Add a host" in page and "Launch a notebook" in page
-    assert Client().post(reverse("first-run"), values | {"username": "eve", "password": PASSWORD}).status_code in (302, 403)
+    assert Client().post(reverse("first-run"), values | {"username": "eve", "password": PASSWORD}).status_code in (
+        302,
+        403,
+    )
     assert User.objects.get().operator
 
 

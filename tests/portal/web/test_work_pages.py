@@ -477,7 +477,7 @@ def test_the_preview_shows_what_is_free_what_it_costs_and_the_same_elsewhere(wor
     assert "It fits." in page
     assert "gpupool reservation create" in page
     assert "/api/v1/reservations/" in page
-    assert "Vision uses" in page
+    assert "This, of the guarantee of Vision" in page
     assert not Reservation.objects.exists()
 
 
