@@ -11,14 +11,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.db.models import Count, Max, Min, Q, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
+from portal.selectors.work import SLOTS
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Pool, Reservation, Team
 from scheduler.states import ReservationState
 
-MOST_ALLOCATIONS = 4000
+MOST_BOOKINGS = 3000
 SHOWN = (ReservationState.CONFIRMED, ReservationState.ACTIVE, ReservationState.OVER, ReservationState.RELEASED)
 
 
@@ -72,11 +74,14 @@ class ModelGroup:
 
 def window(
     user: User, pools: Iterable[Pool], start: datetime, end: datetime, now: datetime, team: str = ""
-) -> list[ModelGroup]:
-    """Everything in ``[start, end)`` by pool and model. A fixed number of queries. ``team`` (a slug) leaves out the others."""
+) -> tuple[list[ModelGroup], bool]:
+    """Everything in ``[start, end)`` by pool and model, and whether older bookings were left out because there are too many.
+
+    A fixed number of queries. ``team`` (a slug) leaves out the others.
+    """
     reader = _Reader(user, list(pools), start, end, now, team)
     reader.read()
-    return reader.groups()
+    return reader.groups(), reader.cut_off
 
 
 class _Reader:
@@ -84,6 +89,8 @@ class _Reader:
         self.user, self.pools, self.start, self.end, self.now, self.team = user, pools, start, end, now, team
         self.by_key: dict[tuple[int, str], ModelGroup] = {}
         self.rows: dict[tuple[str, str], HostRow] = {}
+        self.teams = {team.pk: team for team in Team.objects.all()}
+        self.cut_off = False
         self.seen = (
             set(policy.visible_teams(user).values_list("pk", flat=True)) if not policy.sees_all_teams(user) else None
         )
@@ -119,36 +126,40 @@ class _Reader:
             self.rows[host, model].gpus += 1
 
     def _held(self) -> None:
-        """Allocations outside reservations, one booking per run and host."""
+        """Allocations outside reservations, one booking per run, host and model; the newest when there are too many to draw."""
         inside = DateTimeTZRange(self.start, self.end)
         rows = Allocation.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools, reservation=None)
-        rows = self._of_team(rows, "project__team__slug")
-        rows = rows.select_related("workload__reservation", "project__team", "unit__gpu__host").order_by(
-            "-period", "pk"
-        )
-        sums: dict[tuple[int, str, str], Booking] = {}
-        for allocation in rows[:MOST_ALLOCATIONS]:
-            gpu, workload = allocation.unit.gpu, allocation.workload
-            key = (allocation.run_id, gpu.host.name, gpu.model)
-            size = (allocation.slots.upper - allocation.slots.lower) / SLOTS_PER_GPU
-            if key in sums:
-                sums[key].gpus += size
-                continue
-            ended = allocation.period.upper
-            limit = allocation.period.lower + timedelta(seconds=workload.max_runtime_seconds)
-            sums[key] = Booking(
-                kind=workload.kind,
-                state="past" if ended else "running",
-                team=allocation.project.team,
-                model=gpu.model,
-                host=gpu.host.name,
-                gpus=size,
-                start=allocation.period.lower,
-                end=ended or max(limit, self.now + timedelta(minutes=1)),
-                open_end=ended is None,
-                **self._names(allocation.project.team_id, workload),
+        columns = (
+            "run_id", "unit__gpu__host__name", "unit__gpu__model", "project__team_id", "workload__kind", "workload__name",
+            "workload__public_id", "workload__max_runtime_seconds",
+        )  # fmt: skip
+        grouped = (
+            self._of_team(rows, "project__team__slug")
+            .values_list(*columns)
+            .annotate(
+                held=Sum(SLOTS),
+                since=Min("period__startswith"),
+                until=Max("period__endswith"),
+                going_on=Count("pk", filter=Q(period__upper_inf=True)),
             )
-        self._put(sums.values())
+            .order_by("-since", "run_id")
+        )
+        found = list(grouped[: MOST_BOOKINGS + 1])
+        self.cut_off = len(found) > MOST_BOOKINGS
+        self._put(self._booking(*row[1:]) for row in found[:MOST_BOOKINGS])
+
+    def _booking(
+        self, host: str, model: str, team: int, kind: str, name: str, public_id: Any, limit: int, slots: int,
+        since: datetime, until: datetime | None, going_on: int,
+    ) -> Booking:  # fmt: skip
+        end = (
+            until if not going_on and until else max(since + timedelta(seconds=limit), self.now + timedelta(minutes=1))
+        )
+        names = {"named": True, "name": name, "public_id": str(public_id)} if self._knows(team) else {"named": False}
+        return Booking(
+            kind=kind, state="running" if going_on else "past", team=self.teams[team], model=model, host=host,
+            gpus=slots / SLOTS_PER_GPU, start=since, end=end, open_end=bool(going_on), **names,
+        )  # fmt: skip
 
     def _bound(self) -> None:
         """Units that a reservation has or had."""
@@ -246,8 +257,11 @@ class _Reader:
         named = [group for model in models for group in of_pool if group.model == model]
         return named[0] if named else max(of_pool, key=lambda g: g.gpus, default=None) if not models else None
 
+    def _knows(self, team: int) -> bool:
+        return self.seen is None or team in self.seen
+
     def _names(self, team: int, thing: Any) -> dict[str, Any]:
-        if self.seen is not None and team not in self.seen:
+        if not self._knows(team):
             return {"named": False}
         return {"named": True, "name": thing.name, "public_id": str(thing.public_id)}
 

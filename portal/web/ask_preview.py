@@ -17,6 +17,7 @@ from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
+from portal.web.home_cards import count_of
 from scheduler import selectors as engine
 from scheduler.core.model import WHOLE
 from scheduler.models import Pool
@@ -143,32 +144,41 @@ def _price(answer: dict[str, Any], total: Decimal | None, how: str) -> dict[str,
 
 
 def _quota(form: AskForm, lines: list[QuotaLine], gpus: float) -> dict[str, Any] | None:
-    """The team's guarantee of the model it asks for, now and with this; None where the pool is the team's own."""
+    """The team's guarantee of the model it asks for, and this on top of what it holds now (a reservation: at its time, by itself).
+
+    None where the pool is the team's own.
+    """
     _, model, _ = form.cleaned_data["target"]
     team = form.project_chosen.team
     line = next((line for line in lines if line.model == model), lines[0] if len(lines) == 1 else None)
     if line is None:
         return None
+    later = form.kind_chosen == "reservation"
+    held = 0.0 if later else line.held
     limit = None if line.borrow_limit is None else line.guaranteed + line.borrow_limit
-    after = line.held + gpus
-    if after <= line.guaranteed:
-        words = "Within the guarantee: other teams can't take it back."
-    elif limit is not None and after > limit:
-        words = f"Above the {limit:g} that {team.name} may hold of this model."
-    else:
-        words = f"{after - line.guaranteed:g} above the guarantee are borrowed and may be called back."
     return {
         "team": team,
+        "later": later,
         "model": gpu_model(line.model),
-        "held": f"{line.held:g} of {line.guaranteed:g}",
-        "after": f"{after:g} of {line.guaranteed:g}",
-        "scale": max(after, line.guaranteed, limit or 0, 1),
-        "used": min(line.held, line.guaranteed),
-        "borrowed": line.borrowed,
+        "held": f"{count_of(held)} of {count_of(line.guaranteed)}",
+        "after": f"{count_of(held + gpus)} of {count_of(line.guaranteed)}",
+        "scale": max(held + gpus, line.guaranteed, limit or 0, 1),
+        "used": min(held, line.guaranteed),
+        "borrowed": max(0.0, held - line.guaranteed),
         "forecast": gpus,
         "mark": line.guaranteed,
-        "words": words,
+        "words": _quota_words(held + gpus, line.guaranteed, limit, team.name, later),
     }
+
+
+def _quota_words(after: float, guaranteed: float, limit: float | None, team: str, later: bool) -> str:
+    if after <= guaranteed:
+        return "Within the guarantee: other teams can't take it back."
+    if later:
+        return f"{count_of(after - guaranteed)} above what {team} is guaranteed: an operator has to agree."
+    if limit is not None and after > limit:
+        return f"Above the {count_of(limit)} that {team} may hold of this model."
+    return f"{count_of(after - guaranteed)} above the guarantee are borrowed and may be called back."
 
 
 @dataclass(frozen=True)

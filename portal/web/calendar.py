@@ -53,7 +53,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     filters = CalendarFilters(request.GET, pools=pools, teams=teams)
     filters.is_valid()
     chosen = [pool for pool in pools if pool.slug == filters.cleaned_data.get("pool")] or pools
-    groups = reads.window(user, chosen, made.start, made.end, now, filters.cleaned_data.get("team", ""))
+    groups, cut_off = reads.window(user, chosen, made.start, made.end, now, filters.cleaned_data.get("team", ""))
     context = {
         "frame": made,
         "filters": filters,
@@ -64,6 +64,8 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "words": _words(made, groups),
         "counts": _words(made, groups),
         "empty": not groups,
+        "cut_off": cut_off,
+        "most": reads.MOST_BOOKINGS,
         "zooms": [
             {"label": z.label, "url": _with(request, zoom=z.name), "current": z is zoom} for z in drawing.ZOOMS.values()
         ],

@@ -119,12 +119,12 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
     quotas = []
     for line in panel.lines:
         label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
-        borrowed = f", {line.borrowed:g} borrowed" if line.borrowed else ""
+        borrowed = f", {home_cards.count_of(line.borrowed)} borrowed" if line.borrowed else ""
         most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
         quotas.append(
             {
                 "label": label,
-                "text": f"{line.held:g} of {line.guaranteed:g}{borrowed}",
+                "text": f"{home_cards.count_of(line.held)} of {home_cards.count_of(line.guaranteed)}{borrowed}",
                 "scale": max(most, line.held, 1),
                 "used": min(line.held, line.guaranteed),
                 "borrowed": line.borrowed,

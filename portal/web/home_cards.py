@@ -92,6 +92,11 @@ def holds(held: Iterable[Held]) -> str:
     return " and ".join(f"{count} × {name}" for name, count in counts.items())
 
 
+def count_of(gpus: float) -> str:
+    """A number of GPUs that may have slices in it: ``10.14``."""
+    return f"{round(gpus, 2):g}"
+
+
 def where(held: Iterable[Held]) -> str:
     """Hosts and GPUs: ``h19, GPU 4–5; h20, GPU 0``."""
     by_host: dict[str, list[int]] = {}

@@ -81,6 +81,8 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "tabs": tabs_of(request, workload, piece, now),
         **tab_context(request, workload, piece, user, currency, now),
     }
+    if request.GET.get("part") == "tab":
+        return render(request, "work/workload_tabs.html", {**context, "now": now})
     return live.page(
         request, "work/job.html", "work/job_part.html", context, topics=[f"workload:{workload.public_id}"], now=now
     )
@@ -164,7 +166,7 @@ def tab_context(
 ) -> dict[str, Any]:
     """What the chosen tab shows. A refresh of the live part above it asks for none of this."""
     tab = _tab(request)
-    context: dict[str, Any] = {"tab": tab, "zone": str(timezone.get_current_timezone())}
+    context: dict[str, Any] = {"tab": tab}
     if request.GET.get("part") == "live":
         return context
     if tab == "log":
@@ -177,7 +179,15 @@ def tab_context(
         context |= _cost_tab(workload, piece, currency)
     else:
         context["decisions"] = _decisions(workload, user)
-    return context
+    return context | {"refresh_every": _refresh_every(tab, workload, context)}
+
+
+def _refresh_every(tab: str, workload: Workload, context: dict[str, Any]) -> int:
+    """Seconds after which the tab is asked for again; 0 is never. A log that grows does so by itself, a chart stays to be read."""
+    if workload.state == WorkloadState.ENDED or tab == "use":
+        return 0
+    log = context.get("log")
+    return 3 if tab == "log" and not (log and log["goes_on"]) else 0 if tab == "log" else 10
 
 
 def _tab(request: HttpRequest) -> str:

@@ -238,6 +238,8 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "tabs": jobs.tabs_of(request, workload, piece, now),
         **jobs.tab_context(request, workload, piece, user, currency, now),
     }
+    if request.GET.get("part") == "tab":
+        return render(request, "work/workload_tabs.html", {**context, "now": now})
     return live.page(
         request,
         "work/notebook.html",

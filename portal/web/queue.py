@@ -12,7 +12,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import wording
+from portal import policy, wording
 from portal.models import User
 from portal.selectors import queue as reads
 from portal.selectors.work import filtered_by_words
@@ -100,6 +100,7 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         "totals": totals,
         "counts": _words(totals),
         "shows_running": shows_running,
+        "sees_all": policy.sees_all_teams(user),
         "shows": [
             {"label": f"Waiting {totals.waiting}", "url": _with(request, show=None), "current": not shows_running},
             {"label": f"Running {totals.running}", "url": _with(request, show="running"), "current": shows_running},
@@ -153,10 +154,10 @@ def detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
         "fairness": [
             {
                 **row,
-                "guaranteed": f"{row['guaranteed']:g}",
-                "held": f"{row['held']:g}",
-                "borrowed": f"{row['borrowed']:g}",
-                "waiting": f"{row['waiting']:g}",
+                "guaranteed": home_cards.count_of(row["guaranteed"]),
+                "held": home_cards.count_of(row["held"]),
+                "borrowed": home_cards.count_of(row["borrowed"]),
+                "waiting": home_cards.count_of(row["waiting"]),
                 "gpu_hours": grouped(row["gpu_hours"]),
                 "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
             }
