@@ -1,0 +1,78 @@
+"""Deny by default: every rule refuses nobody-in-particular, inactive people and auditors who would change something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+
+from portal import policy
+from portal.errors import NotAllowed
+from portal.models import Membership, User
+from portal.services import workloads
+from tests.world import World
+
+READS = {"workload.logs", "approval.see", "charges.see_all", "audit.see_all"}
+OWN = {"own.change", "token.revoke", "team.join"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("action", list(policy.ACTIONS))
+def test_strangers_inactive_people_and_visitors_are_refused(world: World, action: str) -> None:
+    thing = world.vision.project
+    if action not in OWN:
+        assert not policy.may(world.stranger, action, thing)
+    gone = world.operator
+    gone.is_active = False
+    assert not policy.may(gone, action, thing)
+    assert not policy.may(AnonymousUser(), action, thing)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("action", sorted(set(policy.ACTIONS) - READS - OWN))
+def test_an_auditor_changes_nothing_whatever_else_that_person_is(world: World, action: str) -> None:
+    lead = world.vision.lead
+    lead.auditor = lead.operator = lead.finance = True
+    assert not policy.may(lead, action, world.vision.project)
+    with pytest.raises(NotAllowed):
+        policy.require(lead, action, world.vision.project)
+
+
+@pytest.mark.django_db
+def test_a_rule_that_is_not_written_is_a_mistake_and_never_a_yes(world: World) -> None:
+    with pytest.raises(KeyError):
+        policy.may(world.operator, "workload.steal", world.vision.project)
+
+
+@pytest.mark.django_db
+def test_a_superuser_flag_opens_nothing(world: World) -> None:
+    user = User.objects.create_user("root", is_superuser=True, is_staff=True)
+    assert not policy.may(user, "host.change")
+    assert not policy.visible_workloads(user).exists() and not policy.visible_charges(user).exists()
+
+
+@pytest.mark.django_db
+def test_whoever_has_left_a_team_loses_its_work(world: World) -> None:
+    member = world.vision.member
+    made = workloads.launch_notebook(actor=member, project=world.vision.project, pool=world.shared, now=world.now)
+    assert policy.may(member, "workload.open", made)
+    Membership.objects.filter(user=member).delete()
+    assert not policy.may(member, "workload.open", made)
+    assert not policy.may(member, "workload.change", made)
+    assert not policy.visible_workloads(member).exists()
+
+
+@pytest.mark.django_db
+def test_nothing_is_visible_to_a_visitor(world: World) -> None:
+    visitor = AnonymousUser()
+    for name, found in vars(policy).items():
+        if name.startswith("visible_"):
+            assert not found(visitor).exists(), name
+
+
+def test_every_action_is_documented_with_its_sentence() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "permissions.md").read_text()
+    told = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+) \|$", text, re.MULTILINE))
+    assert told == {name: sentence for name, (_, sentence) in policy.ACTIONS.items()}
