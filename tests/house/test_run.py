@@ -201,6 +201,19 @@ def test_throw_away_services_of_a_killed_owner_are_swept(
     assert used.exists()
 
 
+def test_an_ended_command_takes_its_throw_away_services_with_it(house: ModuleType, root: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(root / "run"), "services", "--", "sh", "-c", "echo up; exec sleep 600"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None and started.stdout.readline() == "up\n"
+        servers = [int(place.read_text().split()[0]) for place in tmp_path.glob("gpupool-test-*/*.pid")]
+        assert len(servers) == 2
+        started.terminate()
+        assert started.wait(30) == 143
+    assert not list(tmp_path.glob("gpupool-test-*"))
+    assert not [pid for pid in servers if house.process_start(pid)]
+
+
 def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
     for lock in (root / "requirements").glob("*.txt"):
         text = lock.read_text()
