@@ -1,0 +1,128 @@
+"""Server time of every page on the demo organisation with its history: a demo of its own, four people, each page many times.
+
+    ./run bench pages --rounds 20
+
+Asked in this process through Django's test client: routing, permission, queries and rendering are counted, the network and the
+browser are not. ``queries`` is the number of SQL statements of one answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+SERVICES = ("demo",)
+# name of the page, who opens it, and its address; {…} is filled in from the demo.
+PAGES = (
+    ("home", "researcher", "/"),
+    ("ask", "researcher", "/ask/"),
+    ("calendar week", "researcher", "/calendar/"),
+    ("calendar month", "researcher", "/calendar/?zoom=month"),
+    ("notebooks", "researcher", "/notebooks/"),
+    ("notebook launch", "researcher", "/notebooks/launch/"),
+    ("jobs", "operator", "/jobs/"),
+    ("job", "operator", "/jobs/{job}/"),
+    ("queue", "operator", "/queue/"),
+    ("why", "operator", "/workloads/{waiting}/why/"),
+    ("fleet", "operator", "/fleet/"),
+    ("host", "operator", "/hosts/h1/"),
+    ("host drain", "operator", "/hosts/h1/drain/"),
+    ("utilisation 7 days", "operator", "/utilisation/"),
+    ("utilisation 30 days", "operator", "/utilisation/?period=30d"),
+    ("approvals", "operator", "/approvals/"),
+    ("chargeback", "finance", "/chargeback/"),
+    ("chargeback by workload", "finance", "/chargeback/?by=user"),
+    ("rate card", "finance", "/chargeback/rates/"),
+    ("budgets", "finance", "/chargeback/budgets/"),
+    ("teams", "operator", "/teams/"),
+    ("team", "lead", "/teams/folding/"),
+    ("audit", "operator", "/audit/"),
+    ("settings", "operator", "/settings/"),
+    ("notices", "researcher", "/notifications/"),
+)
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Time each page: ``{"pages": {NAME: {"p50", "p95", "queries"}}}``, seconds."""
+    parser = argparse.ArgumentParser(prog="./run bench pages", description=__doc__)
+    parser.add_argument("--rounds", type=_rounds, default=20)
+    rounds = parser.parse_args(argv).rounds
+
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+    from django.test.utils import setup_test_environment
+
+    setup_test_environment()
+    call_command("demo_history")
+    clients = _clients()
+    names = _names()
+    pages = {name: _measure(clients[who], path.format(**names), rounds) for name, who, path in PAGES}
+    for name, figures in pages.items():
+        print(
+            f"{name:24} p50 {figures['p50'] * 1000:7.1f} ms   p95 {figures['p95'] * 1000:7.1f} ms   {figures['queries']:3} queries"
+        )
+    return {"pages": pages}
+
+
+def _clients() -> dict[str, Any]:
+    from django.test import Client
+
+    from portal.models import User
+
+    clients = {}
+    for username in sorted({who for _, who, _ in PAGES}):
+        clients[username] = Client()
+        clients[username].force_login(
+            User.objects.get(username=username), "allauth.account.auth_backends.AuthenticationBackend"
+        )
+    return clients
+
+
+def _names() -> dict[str, str]:
+    """A job that runs and one that waits."""
+    from scheduler.models import Workload
+
+    def first(state: str) -> str:
+        return str(
+            Workload.objects.filter(simulated=False, kind="job", state=state)
+            .order_by("pk")
+            .values_list("public_id", flat=True)[0]
+        )
+
+    return {"job": first("running"), "waiting": first("queued")}
+
+
+def _measure(client: Any, path: str, rounds: int) -> dict[str, Any]:
+    from django.db import connection
+
+    statements: list[str] = []
+
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(count):
+        answer = client.get(path)
+    if answer.status_code != 200:
+        raise SystemExit(f"{path} answered {answer.status_code}, not 200")
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        client.get(path)
+        times.append(time.perf_counter() - begin)
+    times.sort()
+    p95 = times[min(len(times) - 1, round(0.95 * (len(times) - 1)))]
+    return {"p50": round(statistics.median(times), 4), "p95": round(p95, 4), "queries": len(statements)}
+
+
+def _rounds(text: str) -> int:
+    if not text.isdigit() or not 2 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number from 2 to 10,000")
+    return int(text)
