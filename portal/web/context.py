@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponseBase
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
@@ -124,10 +124,7 @@ def _navigation(request: HttpRequest, user: User, memberships: list[Membership])
         for label, name, icon in entries:
             if name in hidden:
                 continue
-            try:
-                url = reverse(name)
-            except NoReverseMatch:
-                continue
+            url = reverse(name)
             current = here == url or (url != "/" and here.startswith(url))
             items.append({"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current})
         if items:

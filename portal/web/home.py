@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from portal import wording
 from portal.models import Submission, User
-from portal.selectors import free, work
+from portal.selectors import desk, free, work
 from portal.selectors import queue as queue_reads
 from portal.selectors.work import Piece, TeamPanel
 from portal.templatetags.gpupool import duration, gpu_model, money
@@ -50,12 +50,15 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     panels = work.team_panels(user, now)
     lines = free.free_now(user, now)
     return {
-        "counts": _counts(pieces, len(found) > MOST_CARDS),
+        "counts": _counts(pieces, len(found) > MOST_CARDS) if panels or pieces else "",
+        "heading": "My work" if panels or pieces else "Today",
         "cards": [{**home_cards.card(piece, user, currency, now), **_sooner(piece, now)} for piece in pieces],
         "more": len(found) > MOST_CARDS,
         "ended": [_ended_row(piece, currency) for piece in ended],
         "panels": [_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
+        "operations": _operations(user, now),
+        "money": _money(user, currency, now),
         "free": lines,
         "several_pools": len({line.pool.pk for line in lines}) > 1,
         "coming": _coming(user, now),
@@ -137,23 +140,78 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
 def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:
     if panel.budget is None or panel.spent is None:
         return None
-    left, expected = panel.budget - panel.spent, panel.forecast
-    text = f"{_whole(left, currency)} left of {_whole(panel.budget, currency)}"
-    if left < 0:
-        text = f"over by {_whole(-left, currency)} of {_whole(panel.budget, currency)}"
     words = f"{_whole(panel.spent, currency)} spent."
-    if expected is not None:
-        words += f" At this pace {_whole(expected, currency)} by the end of the month."
+    if panel.forecast is not None:
+        words += f" At this pace {_whole(panel.forecast, currency)} by the end of the month."
+    bar = _money_bar(f"Budget, {now:%b}", panel.spent, panel.budget, panel.forecast, currency)
+    return {**bar, "words": words}
+
+
+def _money_bar(
+    label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, currency: str
+) -> dict[str, Any]:
+    """What is spent against a budget, with where the month is going."""
+    expected = forecast or Decimal(0)
+    if budget is None:
+        return {
+            "label": label,
+            "text": f"{_whole(spent, currency)}, no budget",
+            "scale": max(spent, expected, Decimal(1)),
+            "used": spent,
+            "mark": None,
+        }
+    left = budget - spent
+    text = f"{_whole(left, currency)} left of {_whole(budget, currency)}"
+    if left < 0:
+        text = f"over by {_whole(-left, currency)} of {_whole(budget, currency)}"
     return {
-        "label": f"Budget, {now:%b}",
+        "label": label,
         "text": text,
-        "scale": max(panel.budget, panel.spent, expected or Decimal(0), Decimal(1)),
-        "used": min(panel.spent, panel.budget),
-        "forecast": max(Decimal(0), min(expected or Decimal(0), panel.budget) - panel.spent),
-        "over": max(Decimal(0), -left, (expected or Decimal(0)) - max(panel.budget, panel.spent)),
-        "mark": panel.budget,
+        "scale": max(budget, spent, expected, Decimal(1)),
+        "used": min(spent, budget),
+        "forecast": max(Decimal(0), min(expected, budget) - spent),
+        "over": max(Decimal(0), -left, expected - max(budget, spent)),
+        "mark": budget,
         "bad": left < 0,
-        "words": words,
+    }
+
+
+def _operations(user: User, now: datetime) -> dict[str, Any] | None:
+    """An operator's desk: decisions, hosts, and who waits longest and why."""
+    found = desk.operations(user)
+    if found is None:
+        return None
+    return {
+        "found": found,
+        "submissions": [
+            {
+                "row": row,
+                "what": wording.submission_what(row.kind, row.payload),
+                "url": reverse("submission", args=[row.public_id]),
+            }
+            for row in found.submissions
+        ],
+        "waiting": [
+            {
+                "row": row,
+                "url": reverse("why", args=[row.public_id]),
+                "waits": duration(now - row.queued_at),
+                "reason": wording.reason(row.reason_code, row.reason_numbers, user),
+            }
+            for row in found.waiting
+        ],
+    }
+
+
+def _money(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
+    """A finance viewer's desk: this month by team."""
+    found = desk.money(user, now)
+    if found is None:
+        return None
+    return {
+        "month": found.month,
+        "spent": money(found.spent, currency),
+        "teams": [_money_bar(line.team.name, line.spent, line.budget, line.forecast, currency) for line in found.teams],
     }
 
 

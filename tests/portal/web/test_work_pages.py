@@ -569,3 +569,29 @@ def test_the_feed_is_an_icalendar_of_own_teams_and_its_address_is_a_secret(world
     world.vision.member.set_password("another long password")
     world.vision.member.save()
     assert Client().get(path).status_code == 404
+
+
+# -- the first page of those who run and pay for the pool --------------------------------------------------------------
+
+
+def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a_look(world: World) -> None:
+    signed_in(world.vision.member).post(reverse("ask"), ask_data(world, count="8"))
+    world.hosts["beta"].lease_state = "silent"
+    world.hosts["beta"].state_reason = "no news since nine"
+    world.hosts["beta"].save()
+    make_waiting(world, world.language, "asr-large")
+    page = signed_in(world.operator).get(reverse("home")).content.decode()
+    for words in ("Waits for a decision", "8 H100", "no news since nine", "Waits longest", "asr-large"):
+        assert words in page
+    member = signed_in(world.vision.member).get(reverse("home")).content.decode()
+    assert "Waits for a decision" not in member
+    assert "asr-large" not in member
+
+
+def test_finance_sees_first_what_this_month_costs_by_team_and_no_work(world: World) -> None:
+    run_job(world, world.language, "secret-llm", host="alpha", gpus=[0])
+    page = signed_in(world.finance).get(reverse("home")).content.decode()
+    assert "Charged to all teams" in page
+    assert "Language" in page
+    assert "secret-llm" not in page
+    assert "Charged to all teams" not in signed_in(world.vision.lead).get(reverse("home")).content.decode()
