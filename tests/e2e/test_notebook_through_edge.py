@@ -158,6 +158,8 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(l
         cookie = next(cookie for cookie in await context.cookies() if cookie["name"] == "__Host-gpupool")
         assert cookie["secure"] and cookie["httpOnly"] and cookie["path"] == "/"
         await page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click(timeout=60_000)
+        # JupyterLab forgets a cell that is run before its kernel is connected.
+        await page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=60_000)
         cell = page.locator(".jp-Notebook .cm-content").first
         await cell.click()
         await page.keyboard.type("print(6*7)")
