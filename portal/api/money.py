@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
-from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import QuerySet
 from django.http import Http404
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
@@ -17,11 +16,11 @@ from portal.api.base import PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.errors import Invalid
 from portal.services import money
-from scheduler.core.model import SLOTS_PER_GPU
-from telemetry.models import Bucket, Charge, Price, Statement
+from portal.validation import Checks
+from telemetry import selectors
+from telemetry.models import Price, Statement
 
 LONGEST_USAGE = timedelta(days=400)
-NAMES = {"team": "team_name", "project": "project_name", "user": "user_name", "type": "workload_type", "model": "model"}
 
 
 def month_named(text: str) -> date:
@@ -37,10 +36,12 @@ def month_named(text: str) -> date:
 class Usage(View):
     @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
     def get(self, request: Request) -> Response:
-        """GPU-hours held and used, from the charge lines that you may see."""
+        """GPU-hours held and used by the teams that you may see."""
         query = self.query(shapes.UsageQuery)
-        end = query.get("end", self.now)
-        start = query.get("start", end - timedelta(days=7))
+        checks = Checks()
+        end = checks.moment("end", query.get("end", self.now))
+        start = checks.moment("start", query["start"]) if "start" in query else end - timedelta(days=7)
+        checks.done()
         if not start < end <= start + LONGEST_USAGE:
             raise Invalid(
                 {
@@ -48,26 +49,14 @@ class Usage(View):
                     f"by at most {LONGEST_USAGE.days} days."
                 }
             )
-        held = policy.visible_charges(self.actor).filter(start__gte=start, end__lte=end, bucket=Bucket.USED)
-        return self.one(
-            {"start": start, "end": end, "by": query["by"], "lines": _lines(held, NAMES[query["by"]])},
-            shapes.UsageShape,
-        )
-
-
-def _lines(held: QuerySet[Charge], name: str) -> list[dict[str, Any]]:
-    sums = held.values(name).annotate(
-        slots=Sum("slot_seconds"), used=Sum("used_slot_seconds"), covered=Sum("covered_slot_seconds")
-    )
-    return [
-        {
-            "name": row[name],
-            "gpu_hours": row["slots"] / SLOTS_PER_GPU / 3600,
-            "used_gpu_hours": None if row["used"] is None else row["used"] / SLOTS_PER_GPU / 3600,
-            "coverage": None if row["covered"] is None or not row["slots"] else row["covered"] / row["slots"],
-        }
-        for row in sums.order_by("-slots", name)
-    ]
+        everything = policy.sees_all_charges(self.actor) or policy.sees_all_teams(self.actor)
+        teams = None if everything else list(policy.visible_teams(self.actor).values_list("pk", flat=True))
+        table = selectors.use_by(query["by"], selectors.Filters(start=start, end=end, teams=teams))
+        lines = [
+            {"name": group.name, "gpu_hours": group.held, "used_gpu_hours": group.used, "coverage": group.coverage}
+            for group in table.groups
+        ]
+        return self.one({"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape)
 
 
 class Charges(View):

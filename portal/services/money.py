@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 
 from portal import policy
 from portal.errors import Conflict
@@ -16,7 +15,7 @@ from portal.services import audit
 from portal.services.asks import models_of
 from portal.validation import Checks
 from scheduler.models import Gpu, Pool, Project, Team
-from telemetry import statements
+from telemetry import selectors, statements
 from telemetry.models import Budget, CostCentre, Price, Statement
 
 HIGHEST_PRICE = Decimal(100_000)
@@ -179,15 +178,8 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
 
 def price_of(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
     """What a GPU-hour is charged now: the dearest of these models, since any may be given. None when one has no price."""
-    found = []
-    for model in models:
-        rows = Price.objects.filter(Q(pool=pool) | Q(pool=None), model=model, valid_from__lte=now)
-        # A pool's own price goes before the one for every pool.
-        best = max(rows, key=lambda row: (row.pool_id is not None, row.valid_from), default=None)
-        if best is None:
-            return None
-        found.append(best.price_per_gpu_hour)
-    return max(found, default=None)
+    prices = [selectors.price_now(pool.pk, model, now) for model in models]
+    return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 
 def currency() -> str:

@@ -301,7 +301,17 @@ def test_money_is_for_finance_and_auditors(today_world: World, client_of: Client
         {"project": "vision/vision-main"},
     ):
         assert finance.post("/api/v1/budgets/", budget | bad).status_code == 400, bad
-    assert member.get("/api/v1/usage/?by=team").json()["lines"] == []
+    assert [line["name"] for line in member.get("/api/v1/usage/?by=team").json()["lines"]] == ["Vision"]
+    assert len(finance.get("/api/v1/usage/?by=team").json()["lines"]) == 3
+    for start, end in (
+        ("2026-01-02", "2026-01-01"),
+        ("9999-12-30", "9999-12-31"),
+        ("0001-01-01", "0001-01-02"),
+        ("2000-01-01", "2020-01-01"),
+    ):
+        wrong = member.get(f"/api/v1/usage/?start={start}T00:00:00Z&end={end}T00:00:00Z")
+        assert wrong.status_code == 400 and "allowed" in wrong.json()["errors"][0]["message"]
+    assert member.get("/api/v1/usage/?end=0001-01-02T00:00:00Z").status_code == 400
 
 
 def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
