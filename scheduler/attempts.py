@@ -45,10 +45,22 @@ def end_run(run: Run, *, outcome: str, exit_code: int | None, at: datetime, now:
     ):  # fmt: skip
         return False
     still_open = Allocation.objects.filter(run=run, period__upper_inf=True)
-    still_open.update(period=DateTimeTZRange(run.placed_at, at), end_code=outcome)
+    still_open.update(period=DateTimeTZRange(run.placed_at, at), end_code=_charged_as(run, outcome))
     commands.done([run], now)
     nudge.engine()
     return True
+
+
+def _charged_as(run: Run, outcome: str) -> str:
+    """What it was told to go for, unless it had finished or was lost: how it took the stop does not change who pays.
+
+    A job that ignores its owner's cancellation until it is killed was not preempted; one that leaves without a checkpoint when
+    it has to make room was.
+    """
+    if outcome == Code.FINISHED or outcome in LOST:
+        return outcome
+    told = run.commands.exclude(code="").order_by("-pk").values_list("code", flat=True).first()
+    return told or outcome
 
 
 def settle(workload: Workload, now: datetime) -> None:

@@ -400,7 +400,7 @@ class Allocation(models.Model):
     period = DateTimeRangeField()
     borrowed = models.BooleanField(default=False)
     end_code = models.CharField(
-        max_length=30, default="", blank=True, help_text="the run's outcome: what the time is charged as"
+        max_length=30, default="", blank=True, help_text="what its time is charged as: why it was stopped, or how it ended"
     )
 
     class Meta:

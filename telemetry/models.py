@@ -282,10 +282,6 @@ class SettledStateChange(models.Model):
     settled_at = models.DateTimeField()
 
 
-class Meta:
-        indexes = [models.Index(fields=["gpu", "at"])]
-
-
 class BudgetAction(models.TextChoices):
     NOTIFY = "notify"
     REFUSE_NEW = "refuse_new", "refuse new work"

@@ -378,7 +378,7 @@ class Migration(migrations.Migration):
                 ('slots', django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
                 ('period', django.contrib.postgres.fields.ranges.DateTimeRangeField()),
                 ('borrowed', models.BooleanField(default=False)),
-                ('end_code', models.CharField(blank=True, default='', help_text="the run's outcome: what the time is charged as", max_length=30)),
+                ('end_code', models.CharField(blank=True, default='', help_text="what its time is charged as: why it was stopped, or how it ended", max_length=30)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.project')),
                 ('reservation', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.reservation')),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.run')),

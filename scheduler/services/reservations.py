@@ -214,8 +214,9 @@ def _ask(**ask: Any) -> model.Ask:
 
 
 def _set_window(reservation: Reservation, start: datetime, end: datetime) -> None:
+    still_bound = BoundUnit.objects.filter(reservation=reservation, period__endswith=reservation.end)
     Reservation.objects.filter(pk=reservation.pk).update(start=start, end=end)
-    for bound in BoundUnit.objects.filter(reservation=reservation):
+    for bound in list(still_bound):  # what it has let go of before stays as it was
         BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, end))
     reservation.start, reservation.end = start, end
     _tell(reservation)

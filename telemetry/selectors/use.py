@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models import F, Sum
 
 from scheduler.models import Quota
-from telemetry.core.charging import SLOTS_PER_GPU
+from telemetry.core.charging import PREEMPTED_CODES, SLOTS_PER_GPU
 from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
 from telemetry.models import Charge
 from telemetry.selectors.scope import (
@@ -538,10 +538,11 @@ def waits(by: str, filters: Filters) -> list[WaitRow]:
             " sum(coalesce(first.preemptions, 0))::int"
             " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id JOIN scheduler_team t ON t.id = p.team_id"
             " LEFT JOIN LATERAL (SELECT min(r.placed_at) AS placed_at,"
-            "   count(*) FILTER (WHERE r.rank = 0 AND r.outcome IN ('checkpointed', 'killed_at_grace', 'drained')) AS preemptions"
-            "   FROM scheduler_run r WHERE r.workload_id = w.id) first ON true"
+            "   count(DISTINCT r.attempt) FILTER (WHERE held.end_code = ANY(%s)) AS preemptions"
+            "   FROM scheduler_run r JOIN scheduler_allocation held ON held.run_id = r.id"
+            "   WHERE r.workload_id = w.id) first ON true"
             f" WHERE w.submitted_at >= %s AND w.submitted_at < %s{where} GROUP BY 1, 2 ORDER BY 2, 1",
-            [filters.start, filters.end, *values],
+            [sorted(PREEMPTED_CODES), filters.start, filters.end, *values],
         )
         return [WaitRow(*row) for row in cursor.fetchall()]
 

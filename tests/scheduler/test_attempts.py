@@ -6,11 +6,11 @@ import datetime as dt
 
 import pytest
 
-from scheduler import attempts, clock, engine
+from scheduler import attempts, clock, commands, engine, services
 from scheduler.attempts import Verdict, verdict
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.core.reasons import Code
-from scheduler.models import Command, Quota, Workload
+from scheduler.models import Allocation, Command, Quota, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -111,3 +111,28 @@ def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> No
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
     assert lost.host.runs.get().outcome == Code.HOST_LOST
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_time_is_charged_by_why_it_stopped_and_not_by_how_it_took_it(world: World, saves: bool) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    cancelled, evicted = (job(world, world.vision, 1, world.now) for _ in range(2))
+    engine.cycle("test", world.now)
+    for seconds in range(3):
+        agent.sync(world.now + seconds * SECOND)
+    for run in agent.running if saves else ():
+        agent.checkpoint(run, world.now + 2 * SECOND)
+    later = world.now + 60 * SECOND
+    assert services.cancel_workload(cancelled, now=later)
+    evicted.refresh_from_db()
+    assert commands.give_notice(
+        evicted, code=Code.EVICTED_FOR_GUARANTEE, stop_at=later, grace_seconds=30, now=later
+    )
+    clock.stop_after_notice(later)
+    for seconds in range(3):
+        agent.sync(later + seconds * SECOND)
+    held = {a.workload_id: a for a in Allocation.objects.select_related("run")}
+    taken = "checkpointed" if saves else "killed_at_grace"
+    assert {one.run.outcome for one in held.values()} == {taken}
+    assert held[cancelled.pk].end_code == Code.CANCELLED, "its owner stopped it: that is no preemption"
+    assert held[evicted.pk].end_code == Code.EVICTED_FOR_GUARANTEE

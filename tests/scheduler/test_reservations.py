@@ -165,6 +165,11 @@ def test_it_is_moved_off_a_host_that_closes_before_it_is_used(world: World, agen
     reservation.refresh_from_db()
     assert reservation.state == "active"
 
+    assert services.change_reservation(reservation, end=reservation.end + HOUR, now=at + SECOND).fits
+    let_go = BoundUnit.objects.filter(reservation=reservation, unit__gpu__host=host)
+    assert {bound.period.upper for bound in let_go} == {at}, "what it has let go of does not come back"
+    assert BoundUnit.objects.filter(reservation=reservation, period__contains=at + 4 * HOUR).count() == 8
+
 
 def test_the_approver_sees_whom_it_would_evict(world: World, agents: list[FakeAgent]) -> None:
     borrowers = [job(world, world.robotics, 8, world.now) for _ in range(2)]
