@@ -106,7 +106,7 @@ def models() -> list[str]:
 def prices(now: datetime) -> list[dict[str, Any]]:
     """The rate card, newest first, each row with whether it is in force, over, or to come."""
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
-    latest = {
+    latest: dict[tuple[int | None, str], datetime] = {
         (row["pool"], row["model"]): row["since"]
         for row in Price.objects.filter(valid_from__lte=now)
         .order_by()

@@ -104,11 +104,10 @@ def _lines(
         request.GET.get("page")
     )
     table = selectors.charges_by("bucket", month, lines, **where)
-    for line in page:
-        line.gpu_hours = line.slot_seconds / SLOTS_PER_GPU / 3600
     context = {
         "month": month,
         "page": page,
+        "rows": [{"line": line, "gpu_hours": line.slot_seconds / SLOTS_PER_GPU / 3600} for line in page],
         "total": table.total,
         "path": _path(request, month, lines, where),
         "workload": reads.workload(viewer(request), where.get("workload")),
@@ -233,15 +232,12 @@ def _lines_csv(rows: Iterable[Charge], month: date) -> HttpResponse:
          "project", "user", "workload", "allocation", "corrects", "simulated"]
     )  # fmt: skip
     for line in rows.select_related("price") if isinstance(rows, QuerySet) else rows:
-        names = [
-            safe_cell(text)
-            for text in (line.cost_centre, line.team_name, line.project_name, line.user_name, line.workload_name)
-        ]
-        writer.writerow(
-            [line.pk, line.start.isoformat(), line.end.isoformat(), line.bucket, line.model, Decimal(line.slot_seconds) / SLOTS_PER_GPU,
-             line.price.price_per_gpu_hour if line.price else "", line.charged, line.cost, *names,
-             line.allocation_id or "", line.corrects_id or "", line.simulated]
-        )  # fmt: skip
+        names = (line.cost_centre, line.team_name, line.project_name, line.user_name, line.workload_name)
+        price = line.price.price_per_gpu_hour if line.price else ""
+        seconds = Decimal(line.slot_seconds) / SLOTS_PER_GPU
+        facts = [line.pk, line.start.isoformat(), line.end.isoformat(), line.bucket, line.model, seconds, price]
+        facts += [line.charged, line.cost, *(safe_cell(name) for name in names)]
+        writer.writerow([*facts, line.allocation_id or "", line.corrects_id or "", line.simulated])
     return response
 
 

@@ -102,7 +102,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
     if (
         request.method == "POST"
         and form.is_valid()
-        and form.carry_out(verbs.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data)
+        and form.carry_out(verbs.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data) is not None
     ):
         messages.success(request, "Saved.")
         response = redirect("preferences")

@@ -148,7 +148,7 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
             raise Http404
         form.carry_out(verbs.set_project_active, project=project, active=request.POST.get("active") == "1", **given)
     for error in form.non_field_errors():
-        messages.error(request, error)
+        messages.error(request, str(error))
     return True
 
 
@@ -182,7 +182,7 @@ def _change_roles(request: HttpRequest) -> None:
         messages.success(request, f"{person.username} is changed.")
     for errors in form.errors.values():
         for error in errors:
-            messages.error(request, error)
+            messages.error(request, str(error))
 
 
 @login_not_required

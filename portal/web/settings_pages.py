@@ -17,7 +17,7 @@ from portal.services import health as health_verbs
 from portal.services import pools as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
-from scheduler.models import Pool, WorkloadKind, WorkloadType
+from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 from telemetry.models import HealthRule
 
 LIMIT_WORDS = {
@@ -56,7 +56,7 @@ class NewPoolForm(VerbForm):
     kind = forms.ChoiceField(
         choices=[("dynamic", "Dynamic: shared by quota"), ("static", "Static: one team's")], label="Kind"
     )
-    team = forms.ModelChoiceField(
+    team: forms.ModelChoiceField[Team] = forms.ModelChoiceField(
         queryset=None, required=False, label="Owner", help_text="Of a static pool.", empty_label="None"
     )
 
@@ -179,13 +179,16 @@ def health_rules(request: HttpRequest) -> HttpResponse:
     """The table that says what is done about hardware events."""
     if request.method == "POST":
         form = HealthRuleForm(request.POST)
-        if form.is_valid() and form.carry_out(
-            health_verbs.set_health_rule, actor=viewer(request), now=timezone.now(), **form.cleaned_data
-        ):
+        done = None
+        if form.is_valid():
+            done = form.carry_out(
+                health_verbs.set_health_rule, actor=viewer(request), now=timezone.now(), **form.cleaned_data
+            )
+        if done is not None:
             messages.success(request, f"{form.cleaned_data['code']} is changed.")
         for errors in form.errors.values():
             for error in errors:
-                messages.error(request, error)
+                messages.error(request, str(error))
         return redirect("health-rules")
     context = {
         "rows": HealthRule.objects.order_by("code"),
