@@ -232,10 +232,19 @@ def test_the_command_line_that_a_page_shows_does_the_same(
     line = cli_line(
         "submit_job",
         {
-            "project": "vision/vision-main", "pool": "shared", "name": "from a page", "units": 2, "models": [H100], "nvlink": False,
-            "preemptible": False, "priority": "high", "max_runtime_seconds": 3600, "environment": {"A": "x y"}, "command": "echo hello",
+            "project": "vision/vision-main",
+            "pool": "shared",
+            "name": "from a page",
+            "units": 2,
+            "models": [H100],
+            "nvlink": False,
+            "preemptible": False,
+            "priority": "high",
+            "max_runtime_seconds": 3600,
+            "environment": {"A": "x y"},
+            "command": "echo hello",
         },
-    )  # fmt: skip
+    )
     answer = gpupool(*shlex.split(line)[1:])
     assert answer.code == 0, answer.err
     made = Workload.objects.get()
