@@ -8,8 +8,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 LONGEST_SOCKET_PATH = 100
+# Parts of the lab's page that are switched off: one asks about news on the network, the others look for language servers
+# through an extension of the server that is not loaded here.
+UNUSED_PARTS = [
+    "@jupyterlab/apputils-extension:announcements",
+    "@jupyterlab/lsp-extension",
+    "@jupyterlab/notebook-extension:language-server",
+    "@jupyterlab/fileeditor-extension:language-server",
+]
 
 
 def _reachable(socket: str) -> str:
@@ -18,6 +27,10 @@ def _reachable(socket: str) -> str:
         return socket
     folder = os.open(os.path.dirname(socket), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/self/fd/{folder}/{os.path.basename(socket)}"
+
+
+def _without_unused_parts(_handler: object, page: dict[str, Any]) -> dict[str, Any]:
+    return {**page, "disabledExtensions": [*page.get("disabledExtensions", []), *UNUSED_PARTS]}
 
 
 def main(secret_file: str, socket: str, home: str) -> None:
@@ -52,6 +65,7 @@ def main(secret_file: str, socket: str, home: str) -> None:
     config.LabApp.news_url = None
     config.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
     config.LabApp.extension_manager = "readonly"
+    server.tornado_settings = {"page_config_hook": _without_unused_parts}
     config.ContentsManager.allow_hidden = False
     config.FileContentsManager.delete_to_trash = False
     extensions = {"jupyterlab": True, "jupyter_server_terminals": True}
