@@ -72,7 +72,7 @@ def settle(workload: Workload, now: datetime) -> None:
     if not live:
         _attempt_ended(workload, runs, now)
         return
-    _note_progress(workload, runs)
+    _note_progress(workload, runs, now)
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome != Code.FINISHED]
     if failed and workload.state != WorkloadState.STOPPING:
         # One of a gang is gone: the others end with it.
@@ -80,13 +80,14 @@ def settle(workload: Workload, now: datetime) -> None:
         commands.stop_runs(live, code=failed[0].outcome, now=now)
 
 
-def _note_progress(workload: Workload, runs: Sequence[Run]) -> None:
+def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> None:
     lowest = min((RunState(run.state) for run in runs), key=RANK.__getitem__)
     highest = max((RunState(run.state) for run in runs if run.state != RunState.ENDED), key=RANK.__getitem__)
     if highest == RunState.STOPPING:
         _to(workload, WorkloadState.STOPPING)
     elif RANK[lowest] >= RANK[RunState.RUNNING]:
-        first = min(run.running_at for run in runs if run.running_at)
+        # Nobody may have noted when: such a row must not keep its host from reporting.
+        first = min((run.running_at for run in runs if run.running_at), default=now)
         _to(workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first}))
     elif RANK[highest] >= RANK[RunState.STARTING]:
         _to(workload, WorkloadState.STARTING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from scheduler import attempts, clock, commands, engine, services
 from scheduler.attempts import Verdict, verdict
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.core.reasons import Code
-from scheduler.models import Allocation, Command, Quota, Workload
+from scheduler.models import Allocation, Command, Quota, Run, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -111,6 +112,19 @@ def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> No
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
     assert lost.host.runs.get().outcome == Code.HOST_LOST
+
+
+def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    workload = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    agent.sync(world.now)
+    Run.objects.filter(workload=workload).update(state="running")
+    seen = agent.runs[agent.running[0]]
+    agent.runs[seen.run] = replace(seen, checkpoint_at=world.now.timestamp())
+    agent.sync(world.now + SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.started_at) == ("running", world.now + SECOND)
 
 
 @pytest.mark.parametrize("saves", [True, False])
