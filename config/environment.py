@@ -24,6 +24,7 @@ LOG_FORMATS = ("text", "json")
 DATABASE_SCHEMES = ("postgres", "postgresql")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SHORTEST_SECRET = 50
+LEASE_SECONDS = (5.0, 600.0)  # shortest and longest
 HOST_NAME = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?$"
 )
@@ -52,6 +53,7 @@ class Environment:
     notebook_domain: str
     state: Path
     time_zone: str
+    lease_seconds: float
     log_level: str
     log_format: str
     email: Mapping[str, Any]
@@ -88,6 +90,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         notebook_domain=_notebook_domain(variables, edge_url),
         state=_state(variables),
         time_zone=_time_zone(variables),
+        lease_seconds=_lease_seconds(variables),
         log_level=_one_of(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
         log_format=_one_of(
             variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS
@@ -214,6 +217,16 @@ def _time_zone(variables: Mapping[str, str]) -> str:
     if value not in zoneinfo.available_timezones():
         raise BadSetting("GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin")
     return value
+
+
+def _lease_seconds(variables: Mapping[str, str]) -> float:
+    shortest, longest = LEASE_SECONDS
+    allowed = f"a number of seconds from {shortest:g} to {longest:g}"
+    value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "30"
+    seconds = _parsed("GPUPOOL_LEASE_SECONDS", value, allowed, float)
+    if not shortest <= seconds <= longest:
+        raise BadSetting("GPUPOOL_LEASE_SECONDS", value, allowed)
+    return seconds
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

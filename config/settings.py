@@ -25,6 +25,7 @@ GPUPOOL_PORTAL_URL = ENVIRONMENT.portal_url
 GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
 GPUPOOL_NOTEBOOK_DOMAIN = ENVIRONMENT.notebook_domain
 GPUPOOL_STATE = ENVIRONMENT.state
+GPUPOOL_LEASE_SECONDS = ENVIRONMENT.lease_seconds
 REDIS_URL = ENVIRONMENT.redis_url
 GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know no config, send a nudge
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-DEFAULT_LEASE_SECONDS = 30.0
 MASS_SILENCE_SHARE = 0.55
 MASS_SILENCE_HOSTS = 3
 
@@ -32,7 +31,7 @@ class LeaseRules:
 
 def rules() -> LeaseRules:
     """The rules of this installation."""
-    return LeaseRules(float(getattr(settings, "GPUPOOL_LEASE_SECONDS", DEFAULT_LEASE_SECONDS)))
+    return LeaseRules(settings.GPUPOOL_LEASE_SECONDS)
 
 
 def is_mass_silence(quiet: int, all_hosts: int) -> bool:

@@ -35,6 +35,27 @@ def test_every_setting_is_documented() -> None:
     assert not missing, f"docs/operations.md lacks {missing}"
 
 
+def test_code_reads_no_setting_of_ours_that_is_not_declared() -> None:
+    """One that is looked up by its name with a default would never be set, checked or documented."""
+    ours = re.compile(r"GPUPOOL_[A-Z_]+")
+    declared = {
+        str(getattr(target, "id", ""))
+        for node in parsed(ROOT / "config" / "settings.py").body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
+    read = {
+        name
+        for package in ("scheduler", "telemetry", "portal")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(parsed(path))
+        for name in [getattr(node, "attr", None) or getattr(node, "value", None)]
+        if isinstance(node, ast.Attribute | ast.Constant) and isinstance(name, str) and ours.fullmatch(name)
+    }
+    assert read
+    assert read <= declared, f"config/settings.py lacks {sorted(read - declared)}"
+
+
 def test_no_setting_is_documented_that_does_not_exist() -> None:
     named = set(re.findall(r"`(GPUPOOL_[A-Z_]+)`", text("operations.md")))
     assert named <= settings_read(), f"nothing reads {sorted(named - settings_read())}"

@@ -31,6 +31,7 @@ def test_good_settings_are_read_typed() -> None:
     assert found.notebook_domain == "localhost:8471"
     assert Path("/tmp") == found.state
     assert found.time_zone == "UTC"
+    assert found.lease_seconds == 30.0
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,10 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_STATE", "relative/path"),
         ("GPUPOOL_STATE", "/nowhere/at/all"),
         ("GPUPOOL_TIME_ZONE", "Middle-earth/Shire"),
+        ("GPUPOOL_LEASE_SECONDS", "soon"),
+        ("GPUPOOL_LEASE_SECONDS", "nan"),
+        ("GPUPOOL_LEASE_SECONDS", "0"),
+        ("GPUPOOL_LEASE_SECONDS", "1e9"),
         ("GPUPOOL_LOG_LEVEL", "loud"),
         ("GPUPOOL_LOG_FORMAT", "xml"),
         ("GPUPOOL_EMAIL_URL", "pigeon://loft"),
