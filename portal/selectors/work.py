@@ -16,6 +16,7 @@ from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
     Allocation,
     BoundUnit,
+    Decision,
     MaintenanceWindow,
     Pool,
     Quota,
@@ -31,6 +32,7 @@ from telemetry.models import Budget
 from telemetry.months import month_of
 
 RELATED = ("project__team", "pool", "owner", "reservation")
+GOING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
 PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 SLOTS = F("slots__endswith") - F("slots__startswith")
 
@@ -61,6 +63,7 @@ class Piece:
     use: use.Use = field(default_factory=use.Use)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
+    eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
 
     @property
     def simulated(self) -> bool:
@@ -86,6 +89,10 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
         found[run.workload_id].run = run
     for allocation in held_by(found):
         found[allocation.workload_id].held.append(held_unit(allocation))
+    made_room = [pk for pk, piece in found.items() if _made_room(piece.workload)]
+    evictions = Decision.objects.filter(workload__in=made_room, kind=Decision.Kind.EVICTED)
+    for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
+        found[decision.workload_id].eviction = decision
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
@@ -98,6 +105,11 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
         piece.use = used.get(pk, piece.use)
         piece.price_per_hour = _price_per_hour(piece, prices)
     return list(found.values())
+
+
+def _made_room(workload: Workload) -> bool:
+    """Whether it goes because it was told to make room, or waits again after that."""
+    return workload.state in GOING or (workload.state == WorkloadState.QUEUED and workload.attempt > 0)
 
 
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:

@@ -254,10 +254,10 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     """The line at the card's foot: what is about to happen, and the button that changes it."""
     workload = piece.workload
     if workload.state == WorkloadState.NOTICE:
-        why = wording.reason(_told(workload), {**workload.outcome_numbers, **workload.reason_numbers}, user)
-        return {"warn": True, "text": f"It was asked to write a checkpoint and make room. {why}"}
+        by = f" It is gone by {wording.moment(workload.gone_by)}." if workload.gone_by else ""
+        return {"warn": True, "text": f"It writes a checkpoint to make room. {_why_it_goes(piece, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
-        return {"text": f"It is being stopped. {wording.reason(workload.stop_requested, {}, user)}".strip()}
+        return {"text": f"It is being stopped. {_why_it_goes(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
             "warn": True,
@@ -273,12 +273,13 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
             ],
         }
     if workload.state == WorkloadState.QUEUED and workload.attempt:
-        checkpoint = workload.checkpoint_at
-        return (
-            {"text": f"It ran before and goes on from its checkpoint of {wording.moment(checkpoint)}."}
-            if checkpoint
-            else {"text": "It ran before; it starts from the beginning, as no checkpoint was written."}
+        since = workload.checkpoint_at
+        resumes = (
+            f"Its last checkpoint is of {wording.moment(since)}."
+            if since
+            else "It wrote no checkpoint and begins anew."
         )
+        return {"text": f"{_why_it_goes(piece, user)} {resumes}".strip()}
     end = piece.ends_at
     if workload.state == WorkloadState.RUNNING and end is not None and timedelta(0) < end - now < timedelta(minutes=15):
         return {
@@ -288,10 +289,12 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     return None
 
 
-def _told(workload: Workload) -> str:
-    if workload.evicted_for_reservation_id:
-        return "evicted_for_reservation"
-    return workload.stop_requested or ("evicted_for_guarantee" if workload.borrowed_slots else "evicted_for_priority")
+def _why_it_goes(piece: Piece, user: User) -> str:
+    """For whom it makes room, as far as the viewer may know, or why else it is stopped."""
+    if piece.eviction is not None:
+        numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
+        return wording.reason(piece.eviction.code, numbers, user)
+    return wording.reason(piece.workload.stop_requested, {}, user)
 
 
 def _idle_since(workload: Workload, now: datetime) -> str:
