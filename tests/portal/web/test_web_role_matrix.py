@@ -1,0 +1,213 @@
+"""Every page, asked by every role and by another tenant. A page that is not in the table fails the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import Submission, Template
+from portal.services import approvals, reservations, workloads
+from portal.web import urls
+from scheduler import logs
+from scheduler.models import Reservation, Run, Workload
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
+ALL = (200,) * 8
+OWN_TEAM = (200, 200, 200, 404, 404, 200, 404, 200)  # work of a team: seen by it, operators and auditors
+OWNERS = (302, 403, 302, 404, 404, 302, 404, 403)  # a verb on it
+NOTEBOOK_OWNER = (302, 403, 403, 404, 404, 403, 404, 403)
+TO_THE_FORM = (302, 302, 302, 404, 404, 302, 404, 302)  # filled in; submitting it is another matter
+OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
+OPERATORS_DO = (403, 403, 403, 403, 403, 302, 403, 403)
+POOL = (200, 200, 200, 404, 404, 200, 200, 200)  # vision's own pool
+TEAM = (200, 200, 200, 404, 404, 200, 200, 200)
+LEADS = (403, 403, 200, 404, 404, 200, 403, 403)
+SUBMISSION = (200, 404, 200, 404, 404, 200, 404, 200)
+DECIDE = (403, 404, 403, 404, 404, 302, 404, 403)
+WITHDRAW = (302, 404, 302, 404, 404, 403, 404, 403)
+FINANCE = (403, 403, 403, 403, 403, 403, 200, 403)
+
+# name: (method, what each of ROLES gets). Verbs are posted with confirmed=1 and little else.
+TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
+    "home": ("GET", ALL),
+    "ask": ("GET", ALL),
+    "ask-preview": ("POST", ALL),
+    "calendar": ("GET", ALL),
+    "calendar-ical": ("GET", (404,) * 8),  # a wrong token: nobody's feed
+    "notebooks": ("GET", ALL),
+    "notebook-launch": ("GET", ALL),
+    "notebook": ("GET", OWN_TEAM),
+    "notebook-open": ("POST", NOTEBOOK_OWNER),
+    "jobs": ("GET", ALL),
+    "job-submit": ("GET", ALL),
+    "job": ("GET", OWN_TEAM),
+    "job-log": ("GET", OWN_TEAM),
+    "workload-cancel": ("POST", OWNERS),
+    "workload-extend": ("POST", OWNERS),
+    "workload-keep": ("POST", OWNERS),
+    "workload-relaunch": ("POST", TO_THE_FORM),
+    "reservation": ("GET", OWN_TEAM),
+    "reservation-cancel": ("POST", OWNERS),
+    "queue": ("GET", ALL),
+    "why": ("GET", OWN_TEAM),
+    "sooner": ("GET", OWN_TEAM),
+    "search": ("GET", ALL),
+    "styleguide": ("GET", ALL),
+    "fleet": ("GET", ALL),
+    "host": ("GET", POOL),
+    "host-add": ("GET", OPERATORS),
+    "host-cordon": ("POST", OPERATORS_DO),
+    "host-drain": ("GET", OPERATORS),
+    "host-return": ("GET", OPERATORS),
+    "host-maintenance": ("GET", OPERATORS),
+    "utilisation": ("GET", ALL),
+    "utilisation-csv": ("GET", ALL),
+    "approvals": ("GET", ALL),
+    "submission": ("GET", SUBMISSION),
+    "submission-approve": ("POST", DECIDE),
+    "submission-decline": ("POST", DECIDE),
+    "submission-withdraw": ("POST", WITHDRAW),
+    "submissions-decide": ("POST", (302,) * 8),  # nothing is ticked: nothing is decided
+    "quota-change": ("GET", LEADS),
+    "chargeback": ("GET", ALL),
+    "rate-card": ("GET", ALL),
+    "budgets": ("GET", ALL),
+    "month-close": ("GET", FINANCE),
+    "teams": ("GET", ALL),
+    "team": ("GET", TEAM),
+    "people": ("GET", ALL),
+    "first-run": ("GET", OPERATORS),
+    "tokens": ("GET", ALL),
+    "notifications": ("GET", ALL),
+    "preferences": ("GET", ALL),
+    "audit": ("GET", ALL),
+    "settings": ("GET", ALL),
+    "pool": ("GET", POOL),
+    "pool-new": ("GET", OPERATORS),
+    "health-rules": ("GET", ALL),
+    "templates": ("GET", ALL),
+    "template": ("GET", OPERATORS),
+    "template-new": ("GET", OPERATORS),
+}
+
+
+class Things:
+    """One of each of vision's things, made by its member."""
+
+    def __init__(self, world: World) -> None:
+        start = world.now + timedelta(days=365)
+        given: dict[str, Any] = {
+            "actor": world.vision.member,
+            "project": world.vision.project,
+            "pool": world.shared,
+            "now": world.now,
+        }
+        window = {"start": start, "end": start + timedelta(hours=2)}
+        self.job = workloads.submit_job(**given, name="fit", command="true", units=1, max_runtime_seconds=3600)
+        run = Run.objects.create(
+            workload=self.job, attempt=1, host=world.hosts["alpha"], generation=1, placed_at=world.now, state="ended"
+        )
+        logs.append(run.public_id, 0, "one line\n")
+        Template.objects.create(
+            slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
+        )  # fmt: skip
+        self.notebook = workloads.launch_notebook(**given, template=Template.objects.get(slug="lab"), name="lab")
+        Workload.objects.filter(pk=self.notebook.pk).update(state="queued")
+        given["now"] = start - timedelta(days=1)
+        booked = reservations.request_reservation(**given, name="small", units=1, models=[H100], **window)
+        assert isinstance(booked, Reservation)
+        self.reservation = booked
+        asked = approvals.request_quota_change(
+            actor=world.vision.lead,
+            team=world.vision.team,
+            pool=world.shared,
+            model=H100,
+            guaranteed_gpus=6,
+            now=world.now,
+        )
+        Submission.objects.filter(pk=asked.pk).update(author=world.vision.member)
+        self.submission = asked
+
+    def address(self, name: str) -> str:
+        arguments: dict[str, list[Any]] = {
+            "calendar-ical": ["not-a-token"],
+            "notebook": [self.notebook.public_id],
+            "notebook-open": [self.notebook.public_id],
+            "reservation": [self.reservation.public_id],
+            "reservation-cancel": [self.reservation.public_id],
+            "utilisation-csv": ["waterfall"],
+            "month-close": ["2026-01"],
+            "team": ["vision"],
+            "quota-change": ["vision"],
+            "pool": ["vision-only"],
+            "template": ["lab"],
+        }
+        jobs = (
+            "job",
+            "job-log",
+            "why",
+            "sooner",
+            "workload-cancel",
+            "workload-extend",
+            "workload-keep",
+            "workload-relaunch",
+        )
+        arguments |= dict.fromkeys(jobs, [self.job.public_id])
+        arguments |= dict.fromkeys(("host", "host-cordon", "host-drain", "host-return", "host-maintenance"), ["delta"])
+        decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")
+        arguments |= dict.fromkeys(decisions, [self.submission.public_id])
+        return reverse(name, args=arguments.get(name, []))
+
+
+BODY = {
+    "confirmed": "1",
+    "seconds": "3600",
+    "hours": "1",
+    "why": "a test",
+    "comment": "a test",
+    "guaranteed_gpus": "6",
+    "borrow_limit_gpus": "",
+}
+
+
+def names() -> Iterator[str]:
+    for pattern in urls.urlpatterns:
+        yield str(pattern.name)
+
+
+def test_every_page_is_in_the_table() -> None:
+    assert sorted(set(names()) ^ set(TABLE)) == []
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_each_role_gets_what_the_table_says(world: World, name: str) -> None:
+    things = Things(world)
+    method, row = TABLE[name]
+    address = things.address(name)
+    got = {}
+    for role in ROLES:
+        client = Client()
+        client.force_login(world.people[role])
+        from django.db import transaction
+
+        with transaction.atomic():  # each role meets the same things
+            answer = client.get(address) if method == "GET" else client.post(address, BODY)
+            got[role] = answer.status_code
+            transaction.set_rollback(True)
+    assert got == dict(zip(ROLES, row, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLE) - {"calendar-ical", "first-run"}))
+def test_who_is_not_signed_in_is_sent_to_sign_in(world: World, name: str) -> None:
+    things = Things(world)
+    address = things.address(name)
+    answer = Client().get(address) if TABLE[name][0] == "GET" else Client().post(address, BODY)
+    assert answer.status_code == 302 and "/accounts/login/" in answer["Location"]
