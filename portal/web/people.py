@@ -202,7 +202,8 @@ def first_run(request: HttpRequest) -> HttpResponse:
         )
     if not request.user.is_authenticated:
         return redirect("account_login")
-    policy.require(request.user, "host.change")
+    if not policy.may(request.user, "host.change"):
+        raise PermissionDenied("The first steps are an operator's.")
     return render(
         request, "organisation/first_run.html", {"organisation": Organisation.objects.first(), "steps": first_steps()}
     )
