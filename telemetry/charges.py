@@ -40,6 +40,7 @@ from telemetry.models import (
     Statement,
     StatementState,
 )
+from telemetry.statements import make_statements
 
 LAG = timedelta(seconds=60)  # what happened this long ago has been reported
 GPUS_AT_ONCE = 200
@@ -183,7 +184,7 @@ def _write(lines: Sequence[_Line], now: datetime) -> list[Charge]:
     uses = _uses(lines)
     months = {statement_month(line.piece.start) for line in lines} | {statement_month(now)}
     # A month's row is what a close and the charges on their way wait for each other on.
-    Statement.objects.bulk_create([Statement(month=month) for month in sorted(months)], ignore_conflicts=True)
+    make_statements(months)
     closed = _months_not_open(months)
     rows = []
     for index, line in enumerate(lines):

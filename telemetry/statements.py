@@ -262,9 +262,16 @@ def _centre_of_teams(all_lines: Sequence[Line]) -> dict[str, str]:
     return best
 
 
+def make_statements(months: Iterable[date]) -> None:
+    """An open statement for each of these months that has none yet: the only birth of one, safe in two transactions at once."""
+    made = [Statement(month=month) for month in sorted(set(months))]
+    Statement.objects.bulk_create(made, ignore_conflicts=True)
+
+
 def statement_of(month: date) -> Statement:
     """The statement of a month, made open when it has none yet."""
-    return Statement.objects.get_or_create(month=month)[0]
+    make_statements([month])
+    return Statement.objects.get(month=month)
 
 
 def totals(month: date) -> dict[str, Any]:

@@ -19,8 +19,7 @@ WRITERS = {
     "Sample": ("telemetry/ingest.py",),
     "Rollup": ("telemetry/rollups.py",),
     "Charge": ("telemetry/charges.py",),
-    # Who pays a month's idle time may be settled by a person before anything of that month was charged.
-    "Statement": ("telemetry/statements.py", "telemetry/charges.py", "portal/services/money.py"),
+    "Statement": ("telemetry/statements.py",),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
