@@ -24,6 +24,7 @@ TOKEN_LIFE = timedelta(minutes=15)
 CREDENTIAL_LIFE = timedelta(hours=24)
 RENEWED_AFTER = CREDENTIAL_LIFE * 2 / 3
 PREFIX = "gpa"
+JOIN_MARK = "gpj_"  # so that no token begins with "-", which a command line would take for an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Credential:
 def issue_join_token(host: Host, *, now: datetime) -> str:
     """A token with which one agent joins as this host, once, within 15 minutes. Shown once; those not used yet stop working."""
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
-    text = secrets.token_urlsafe(32)
+    text = f"{JOIN_MARK}{secrets.token_urlsafe(32)}"
     JoinToken.objects.create(host=host, token_hash=_hash(text), created_at=now, expires_at=now + TOKEN_LIFE)
     return text
 
@@ -113,6 +114,22 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
     nudge.hosts([host.pk])
     nudge.pages(nudge.HOSTS)
     return bool(revoked)
+
+
+@transaction.atomic
+def note_refused_agent(
+    host_id: int, *, reason: str, instance: str = "", boot_id: str = "", now: datetime
+) -> None:
+    """Keep who was turned away last as this host and why, for its page. What is not known of the agent stays empty."""
+    Host.objects.filter(pk=host_id).update(
+        refused_agent={
+            "instance": instance[:64],
+            "boot_id": boot_id[:64],
+            "reason": reason,
+            "at": now.isoformat(),
+        }
+    )
+    nudge.pages(nudge.HOSTS)
 
 
 def _next_text(host: Host) -> str:

@@ -68,6 +68,14 @@ def test_a_token_that_does_not_fit_is_refused_in_words(
         join(world, token + spoil, world.now + late, host)
 
 
+def test_a_join_token_is_never_taken_for_an_option_of_the_command_line(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-j0DAZTOjPLzU")
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    assert not token.startswith("-")
+
+
 def test_a_new_token_makes_the_one_before_it_useless(world: World) -> None:
     first = services.issue_join_token(world.hosts["alpha"], now=world.now)
     services.issue_join_token(world.hosts["alpha"], now=world.now + SECOND)
