@@ -187,6 +187,11 @@ def sees_all_charges(user: Viewer) -> bool:
     return may(user, "charges.see_all")
 
 
+def sees_owner_cost(user: Viewer) -> bool:
+    """What GPUs cost their owner is for finance, operators and auditors; everybody else sees prices."""
+    return sees_all_charges(user) or sees_all_teams(user)
+
+
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
     """Ids of the user's teams, as a subquery; with ``role`` only those where the user has it."""
     mine = Membership.objects.filter(user_id=_id_of(user))

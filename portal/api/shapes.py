@@ -708,14 +708,16 @@ class PriceShape(Ser):
     cost = serializers.SerializerMethodField(help_text="the owner's cost; null for those who don't see all charges")
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
     valid_from = serializers.DateTimeField()
-    note = serializers.CharField()
+    note = serializers.SerializerMethodField(help_text="how the cost was worked out; empty where that is not shown")
+
+    def get_note(self, price: Price) -> str:
+        """Beside the cost only."""
+        return price.note if policy.sees_owner_cost(self.context["user"]) else ""
 
     @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
     def get_cost(self, price: Price) -> str | None:
         """For finance, operators and auditors."""
-        user = self.context["user"]
-        seen = policy.sees_all_charges(user) or policy.sees_all_teams(user)
-        return f"{price.cost_per_gpu_hour:.6f}" if seen else None
+        return f"{price.cost_per_gpu_hour:.6f}" if policy.sees_owner_cost(self.context["user"]) else None
 
 
 class PriceWish(Strict):

@@ -137,7 +137,7 @@ def _context(
         context |= {
             "title": reads.title(chosen),
             "project": reads.project_of(chosen),
-            "effect": verbs.effect_of(chosen, now) if open_ else None,
+            "effect": _effect(chosen, user, now) if open_ else None,
             "open": open_,
             "may_decide": open_ and policy.may(user, "submission.decide", chosen),
             "may_withdraw": open_ and policy.may(user, "submission.withdraw", chosen),
@@ -146,6 +146,16 @@ def _context(
             "previous": shown[place - 1] if place else None,
         }
     return context
+
+
+def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
+    """What approving it would do; who asked for it learns of others' work and reservations only what is theirs to see."""
+    effect = verbs.effect_of(chosen, now)
+    for name, visible in (("evicted", policy.visible_workloads), ("overlapping", policy.visible_reservations)):
+        if effect.get(name):
+            seen = set(visible(user).filter(pk__in=[row.pk for row in effect[name]]).values_list("pk", flat=True))
+            effect[name] = [row for row in effect[name] if row.pk in seen]
+    return effect
 
 
 def _lines(rows: Any, now: datetime) -> list[dict[str, Any]]:
@@ -197,6 +207,9 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
     """Approve or decline what is ticked; each is decided by itself, and what could not be stays waiting."""
     user, now = viewer(request), timezone.now()
     verb = request.POST.get("verb", "")
+    if verb not in ("approve", "decline"):
+        messages.error(request, f"verb is {verb[:20]!a}; allowed: approve, decline. Nothing was decided.")
+        return redirect("approvals")
     done = 0
     for text in request.POST.getlist("submission")[:200]:
         row = reads.one(user, _uuid(text))

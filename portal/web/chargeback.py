@@ -64,7 +64,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         return _lines(request, month, lines, where, now)
     table = selectors.charges_by(dimension, month, lines, **where)
     if request.GET.get("format") == "csv":
-        return _groups_csv(table, dimension, month)
+        return _groups_csv(table, dimension, month, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")
     statement = reads.statement_of(month)
     context = {
@@ -99,7 +99,7 @@ def _lines(
     """The last level: the lines of one workload, each with its allocation."""
     rows = selectors.charge_lines(month, lines, **where)
     if request.GET.get("format") == "csv":
-        return _lines_csv(rows[:MOST_CSV_LINES], month)
+        return _lines_csv(rows[:MOST_CSV_LINES], month, policy.sees_owner_cost(viewer(request)))
     page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
         request.GET.get("page")
     )
@@ -210,25 +210,30 @@ def _file(text: str, name: str) -> HttpResponse:
     return response
 
 
-def _groups_csv(table: selectors.ChargeTable, dimension: str, month: date) -> HttpResponse:
+def _groups_csv(table: selectors.ChargeTable, dimension: str, month: date, with_cost: bool) -> HttpResponse:
+    """``with_cost``: with what it cost the owner of the GPUs."""
     response = _file("", f"charges-{month:%Y-%m}-by-{dimension}.csv")
     writer = csv.writer(response)
+    cost = ["cost"] if with_cost else []
     writer.writerow(
-        [dimension, "gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "charged", "cost", "coverage"]
+        [dimension, "gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "charged", *cost, "coverage"]
     )
     for group in (*table.groups, table.total):
         name = "total" if group is table.total else safe_cell(group.name or "none")
         coverage = "" if group.coverage is None else f"{group.coverage:.4f}"
-        amounts = (group.used, group.idle, group.unmeasured, group.reserved_unused, group.charged, group.cost)
+        amounts = [group.used, group.idle, group.unmeasured, group.reserved_unused, group.charged]
+        amounts += [group.cost] if with_cost else []
         writer.writerow([name, f"{group.gpu_hours:.4f}", *amounts, coverage])
     return response
 
 
-def _lines_csv(rows: Iterable[Charge], month: date) -> HttpResponse:
+def _lines_csv(rows: Iterable[Charge], month: date, with_cost: bool) -> HttpResponse:
+    """``with_cost``: with what it cost the owner of the GPUs."""
     response = _file("", f"charge-lines-{month:%Y-%m}.csv")
     writer = csv.writer(response)
+    cost = ["cost"] if with_cost else []
     writer.writerow(
-        ["id", "start", "end", "bucket", "model", "gpu_seconds", "price_per_gpu_hour", "charged", "cost", "cost_centre", "team",
+        ["id", "start", "end", "bucket", "model", "gpu_seconds", "price_per_gpu_hour", "charged", *cost, "cost_centre", "team",
          "project", "user", "workload", "allocation", "corrects", "simulated"]
     )  # fmt: skip
     for line in rows.select_related("price") if isinstance(rows, QuerySet) else rows:
@@ -236,7 +241,7 @@ def _lines_csv(rows: Iterable[Charge], month: date) -> HttpResponse:
         price = line.price.price_per_gpu_hour if line.price else ""
         seconds = Decimal(line.slot_seconds) / SLOTS_PER_GPU
         facts = [line.pk, line.start.isoformat(), line.end.isoformat(), line.bucket, line.model, seconds, price]
-        facts += [line.charged, line.cost, *(safe_cell(name) for name in names)]
+        facts += [line.charged, *([line.cost] if with_cost else []), *(safe_cell(name) for name in names)]
         writer.writerow([*facts, line.allocation_id or "", line.corrects_id or "", line.simulated])
     return response
 
@@ -306,7 +311,13 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
         if form.carry_out(verbs.set_price, actor=user, pool=pool, now=now, **given) is not None:
             messages.success(request, "The price is set. What was charged before stays as it is.")
             return redirect("rate-card")
-    context = {"rows": reads.prices(now), "form": form, "may_price": policy.may(user, "price.change"), "now": now}
+    context = {
+        "rows": reads.prices(now),
+        "form": form,
+        "may_price": policy.may(user, "price.change"),
+        "sees_cost": policy.sees_owner_cost(user),
+        "now": now,
+    }
     return render(request, "manage/rate_card.html", context, status=400 if form.errors else 200)
 
 

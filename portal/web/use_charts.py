@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -132,32 +133,27 @@ def _waterfall(question: Question) -> Chart:
             "bargap": 0.3,
         },
     }
-    raw = [["capacity", fall.gpu_hours, 1.0 if fall.gpu_hours else None, fall.cost]]
-    raw += [[step.key, step.gpu_hours, step.share, step.cost] for step in fall.steps]
+    with_cost = policy.sees_owner_cost(question.viewer)
+
+    def cost(amount: Decimal) -> str | None:
+        return money(amount, question.currency) if with_cost else None
+
+    raw = [["capacity", fall.gpu_hours, 1.0 if fall.gpu_hours else None, fall.cost if with_cost else None]]
+    raw += [[step.key, step.gpu_hours, step.share, step.cost if with_cost else None] for step in fall.steps]
     rows = [
-        [
-            "Capacity",
-            grouped(fall.gpu_hours, 1),
-            percent(1.0 if fall.gpu_hours else None, 1),
-            money(fall.cost, question.currency),
-        ]
-    ]
-    rows += [
-        [
-            f"{STEPS[s.key][0]}: {STEPS[s.key][1]}",
-            grouped(s.gpu_hours, 1),
-            percent(s.share, 1),
-            money(s.cost, question.currency),
-        ]
-        for s in fall.steps
+        ["Capacity", grouped(fall.gpu_hours, 1), percent(1.0 if fall.gpu_hours else None, 1), cost(fall.cost)],
+        *(
+            [f"{STEPS[s.key][0]}: {STEPS[s.key][1]}", grouped(s.gpu_hours, 1), percent(s.share, 1), cost(s.cost)]
+            for s in fall.steps
+        ),
     ]
     hint = f"GPU-hours, coverage {percent(fall.coverage, 1)}"
     return Chart(
         "Where the GPU-hours go",
         hint,
         figure,
-        _columns("Bucket", "GPU-hours", "Share", f"Cost, {question.currency}"),
-        rows,
+        _columns("Bucket", "GPU-hours", "Share", f"Cost, {question.currency}")[: 4 if with_cost else 3],
+        rows if with_cost else [row[:3] for row in rows],
         raw,
         360,
     )

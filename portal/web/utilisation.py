@@ -177,8 +177,10 @@ def _figures(question: use_charts.Question, fall: Any, saving: Any, waits: Any) 
         },
         {
             "label": "Held but not used",
-            "value": money(sum((step.cost for step in unused), start=fall.cost * 0), question.currency),
-            "small": f"{grouped(sum(step.gpu_hours for step in unused))} h",
+            "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
+            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), question.currency)
+            if policy.sees_owner_cost(question.viewer)
+            else "",
         },
         {"label": "Wait, p50", "value": duration(p50), "small": f"p95 {duration(p95)}"},
         {

@@ -207,3 +207,22 @@ def test_people_of_other_teams_are_not_named(world: World, charged: Workload) ->
 )
 def test_a_wrong_period_is_answered_with_what_is_allowed(world: World, query: dict[str, str]) -> None:
     assert signed_in(world.operator).get(reverse("utilisation"), query).status_code == 404
+
+
+@pytest.mark.parametrize(("who", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)])
+def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
+    world: World, charged: Workload, who: str, sees: bool
+) -> None:
+    client = signed_in(world.people[who])
+    card = client.get(reverse("rate-card")).content.decode()
+    assert ">2.50<" in card and (">2.00<" in card) is sees
+    lines = {"month": MONTH, "cost_centre": "CC-vision", "team": world.vision.team.pk, "project": world.vision.project.pk,
+             "type": "training", "workload": charged.pk, "format": "csv"}  # fmt: skip
+    for query in ({"month": MONTH, "format": "csv"}, lines):
+        head = next(csv.reader(io.StringIO(client.get(reverse("chargeback"), query).content.decode())))
+        assert ("cost" in head) is sees and "charged" in head
+    period = {"start": "2026-01-01", "end": "2026-02-01"}
+    steps = list(
+        csv.DictReader(io.StringIO(client.get(reverse("utilisation-csv", args=["waterfall"]), period).content.decode()))
+    )
+    assert any(step["cost"] for step in steps) is sees

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.models import Submission, User
 from portal.services import approvals, reservations
+from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation
 from scheduler.states import AdminState
 from tests.world import H100, World
@@ -73,6 +75,16 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
     assert MaintenanceWindow.objects.get().host.name == "alpha"
 
 
+def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
+    page = reverse("host", args=["alpha"])
+    assert "Turned away" not in signed_in(world.operator).get(page).content.decode()
+    engine.note_refused_agent(
+        world.hosts["alpha"].pk, reason="another agent is connected as alpha", boot_id="boot 7", now=world.now
+    )
+    shown = signed_in(world.operator).get(page).content.decode()
+    assert "another agent is connected as alpha" in shown and "boot 7" in shown
+
+
 def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     client = signed_in(world.operator)
     page = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"})
@@ -86,8 +98,8 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
 # -- approvals ---------------------------------------------------------------------------------------------------------
 
 
-def large_reservation(world: World) -> Submission:
-    start = world.now + timedelta(days=400)
+def large_reservation(world: World, start: datetime | None = None) -> Submission:
+    start = start or world.now + timedelta(days=400)
     made = reservations.request_reservation(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sprint", units=8,
         models=[H100], start=start, end=start + timedelta(hours=4), now=start - timedelta(days=2), why="A deadline",
@@ -189,3 +201,26 @@ def test_a_large_reservation_is_seen_with_its_effect_before_it_is_approved(world
     page = signed_in(world.operator).get(reverse("submission", args=[row.public_id])).content.decode()
     assert "Effect on others" in page and "A deadline" in page
     assert not Reservation.objects.exists()
+
+
+def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: World) -> None:
+    start = timezone.now().replace(microsecond=0) + timedelta(days=2)
+    row = large_reservation(world, start)
+    Reservation.objects.create(
+        pool=world.shared, project=world.language.project, owner=world.language.member, name="unpublished model",
+        start=start, end=start + timedelta(hours=2), units=1, created_at=world.now,
+    )  # fmt: skip
+    address = reverse("submission", args=[row.public_id])
+    assert "unpublished model" in signed_in(world.operator).get(address).content.decode()
+    for person in (world.vision.member, world.vision.lead):
+        page = signed_in(person).get(address)
+        assert page.status_code == 200 and "unpublished model" not in page.content.decode()
+
+
+def test_several_are_only_decided_by_a_verb_that_is_known(world: World) -> None:
+    row = large_reservation(world)
+    given = {"submission": str(row.public_id), "verb": "aprove", "comment": "a slip of the hand"}
+    page = signed_in(world.operator).post(reverse("submissions-decide"), given, follow=True).content.decode()
+    assert "allowed: approve, decline" in page
+    row.refresh_from_db()
+    assert row.state == "waiting"
