@@ -15,7 +15,7 @@ from scheduler.models import Host, Run
 from scheduler.reconcile import AgentRefused
 from scheduler.workspace_secret import workspace_secret
 
-__all__ = ["AgentRefused", "authenticate", "desired", "join", "store_log", "sync", "workspace_secret"]
+__all__ = ["AgentRefused", "authenticate", "desired", "join", "refused", "store_log", "sync", "workspace_secret"]
 
 JOIN_PROBLEMS = {
     "join_token_unknown": "token: not known; make a new one on the host's page",
@@ -58,6 +58,11 @@ def sync(host_id: int, observed: Observed, now: datetime) -> Desired:
 def desired(host_id: int, now: datetime) -> Desired:
     """What should be so, when it changed without a report. Raises AgentRefused when the credential was revoked."""
     return reconcile.desired(_host(host_id), now)
+
+
+def refused(host_id: int, reason: str, now: datetime) -> None:
+    """A second agent with this host's credential was turned away before it said anything: kept for the host's page."""
+    services.note_refused_agent(host_id, reason=reason, now=now)
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:

@@ -15,7 +15,7 @@ from agent.protocol import VERSION, Desired, Observed, RunSeen, RunWanted
 from scheduler import attempts, commands, inventory, leases, locks, nudge
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Host, Run, Workload, WorkloadKind
-from scheduler.services.agents import renewed_credential
+from scheduler.services.agents import note_refused_agent, renewed_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, RunState, WorkloadState, change_state
 from scheduler.workspace_secret import workspace_secret
@@ -44,7 +44,9 @@ def observe(host: Host, observed: Observed, now: datetime) -> None:
         if refusal is None:
             _observe(fresh, observed, now)
         else:
-            _note_refused(fresh, observed, refusal, now)
+            note_refused_agent(
+                fresh.pk, reason=refusal.reason, instance=observed.instance, boot_id=observed.boot_id, now=now
+            )
     if refusal is not None:
         raise refusal
 
@@ -69,18 +71,6 @@ def _still_heard(host: Host, now: datetime) -> bool:
     if host.last_sync_at is None:
         return False
     return now - host.last_sync_at < timedelta(seconds=leases.rules().lease_seconds)
-
-
-def _note_refused(host: Host, observed: Observed, refusal: AgentRefused, now: datetime) -> None:
-    Host.objects.filter(pk=host.pk).update(
-        refused_agent={
-            "instance": observed.instance[:64],
-            "boot_id": observed.boot_id[:64],
-            "reason": refusal.reason,
-            "at": now.isoformat(),
-        }
-    )
-    nudge.pages(nudge.HOSTS)
 
 
 def _observe(host: Host, observed: Observed, now: datetime) -> None:

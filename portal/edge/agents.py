@@ -184,7 +184,7 @@ class Agents:
     async def _talk(self, connection: Connection) -> None:
         host = connection.host.id
         if not await self._take_the_place(connection):
-            await connection.refuse(f"another agent is connected as {connection.host.name}", retry=False)
+            await self._refuse_second(connection)
             return
         metrics.AGENTS.inc()
         log.info("agent connected", host=connection.host.name)
@@ -199,6 +199,15 @@ class Agents:
                 del self._connections[host]
             await _end(sender, reader)
             await connection.end(WSCloseCode.OK)
+
+    async def _refuse_second(self, connection: Connection) -> None:
+        """People see on the host's page that another machine speaks in its name."""
+        reason = f"another agent is connected as {connection.host.name}"
+        try:
+            await self._threads.run(hosts.note_refused, connection.host, reason, timezone.now())
+        except DatabaseError as error:
+            log.warning("a refused agent is not written down", host=connection.host.name, error=str(error))
+        await connection.refuse(reason, retry=False)
 
     async def _take_the_place(self, connection: Connection) -> bool:
         """True when this is now the host's only connection; False when an earlier one proved that it is alive."""

@@ -74,6 +74,11 @@ def store_log(host: KnownHost, chunk: LogChunk) -> None:
         scheduler_api.store_log(host.id, chunk)
 
 
+def note_refused(host: KnownHost, reason: str, now: dt.datetime) -> None:
+    """Keep, for the host's page, that another agent of this host was turned away."""
+    scheduler_api.refused(host.id, reason, now)
+
+
 def _check(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> None:
     """The connection's credential is still good, or else one that was sent down it since. In this order: the newer one counts
     from its first use, and the agent may not have got it."""

@@ -87,6 +87,12 @@ def events(host: Host) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: entry["at"], reverse=True)[:EVENTS]
 
 
+def refused_agent(host: Host) -> dict[str, Any] | None:
+    """The last agent that was turned away as this host since it joined: reason, at, and instance and boot_id where it said them."""
+    kept = host.refused_agent
+    return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
+
+
 def effect(host: Host, now: datetime) -> dict[str, Any]:
     """What draining it would do, found by the planner: who moves, where each would fit now, which promises break."""
     found = engine.drain_effect(host, now)

@@ -104,6 +104,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "units": reads.units(user, row, now),
         "events": reads.events(row),
         "models": reads.models_of(row),
+        "refused": reads.refused_agent(row),
         "windows": row.maintenance_windows.filter(end__gt=now).order_by("start"),
         "may_change": may_change,
         "changes": [

@@ -7,6 +7,7 @@ answers a bool says whether it changed anything; what the world does not allow r
 from scheduler.services.agents import (
     Credential,
     issue_join_token,
+    note_refused_agent,
     redeem_join_token,
     renewed_credential,
     revoke_credential,
@@ -65,6 +66,7 @@ __all__ = [
     "issue_join_token",
     "keep_workload",
     "move_reservation",
+    "note_refused_agent",
     "open_budget_gate",
     "preview_workload",
     "quarantine_gpu",

@@ -138,7 +138,10 @@ async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
     listening = asyncio.create_task(agent.hear(seconds=30))  # answers pings meanwhile
     second = SmallAgent(place, agent.host, agent.credential)
     await second.connect()
-    assert "another agent is connected as alpha" in (await second.hear_refusal()).reason
+    said = (await second.hear_refusal()).reason
+    assert "another agent is connected as alpha" in said
+    shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
+    assert shown is not None and shown["reason"] == said
     await second.close()
     await asyncio.to_thread(nudge, place, agent.host)
     assert isinstance(await listening, protocol.Desired)
