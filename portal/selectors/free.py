@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from django.db.models import Count, Exists, OuterRef, Q
+from django.db.models import Count
 
 from portal import policy
 from portal.models import User
 from portal.selectors import use
-from scheduler.models import Allocation, BoundUnit, Pool, Unit
-from scheduler.states import AdminState, LeaseState, RepairState
+from scheduler import selectors as engine
+from scheduler.models import Pool, Unit
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,10 @@ class FreeLine:
 def free_now(user: User, now: datetime, card: use.Prices | None = None) -> list[FreeLine]:
     """Every model and profile of the pools the person may use; those that are all taken too. Two queries, or three with prices."""
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
-    held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
-    bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
-    is_free = ~Exists(held) & ~Exists(bound) & Q(
-        gpu__repair_state=RepairState.WELL,
-        gpu__host__lease_state=LeaseState.ALIVE,
-        gpu__host__admin_state=AdminState.IN_SERVICE,
-        gpu__host__repair_state=RepairState.WELL,
-    )  # fmt: skip
     rows = (
         Unit.objects.filter(gpu__host__pool__in=pools, retired_at=None, gpu__retired_at=None)
         .values_list("gpu__host__pool_id", "gpu__model", "profile", "gpu__host_id", "memory_mib", "slots")
-        .annotate(total=Count("pk"), free=Count("pk", filter=is_free))
+        .annotate(total=Count("pk"), free=Count("pk", filter=engine.is_free(now)))
         .order_by()
     )
     sums: dict[tuple[int, str, str], dict[str, int]] = {}

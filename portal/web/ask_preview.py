@@ -195,7 +195,7 @@ def same_elsewhere(form: AskForm) -> Same:
     pool, model, profile = form.cleaned_data["target"]
     data = form.cleaned_data
     arguments: dict[str, Any] = {
-        "project": form.project_chosen.slug,
+        "project": f"{form.project_chosen.team.slug}/{form.project_chosen.slug}",
         "pool": pool.slug,
         "name": data["name"],
         "units": data["units"],
@@ -224,7 +224,18 @@ def same_elsewhere(form: AskForm) -> Same:
         arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
     verb = {"reservation": "request_reservation", "notebook": "launch_notebook", "job": "submit_job"}[kind]
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
-    return Same(wording.cli_line(verb, given), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+    in_words = given
+    if "max_runtime_seconds" in given:
+        in_words = given | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
+    return Same(wording.cli_line(verb, in_words), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+
+
+def _span_of(seconds: int) -> str:
+    """As the command line takes it: 4h, 90m, 75s."""
+    for size, unit in ((3600, "h"), (60, "m")):
+        if seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
 
 
 # -- the chart ---------------------------------------------------------------------------------------------------------

@@ -481,6 +481,46 @@ def test_the_preview_shows_what_is_free_what_it_costs_and_the_same_elsewhere(wor
     assert not Reservation.objects.exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kind": "notebook", "type": "interactive"},
+        {
+            "kind": "job",
+            "command": "python train.py; echo done",
+            "environment": "SEED=7",
+            "hosts": "2",
+            "preemptible": "on",
+        },
+    ],
+)
+def test_the_api_call_that_is_shown_makes_the_same_and_the_command_has_its_options(
+    world: World, changes: dict[str, str]
+) -> None:
+    import json
+    import shlex
+
+    import cli.main
+
+    client = signed_in(world.vision.member)
+    same = client.post(reverse("ask-preview"), ask_data(world, **changes)).context["view"]["same"]
+    words = shlex.split(same.api.replace("\\\n", " "))
+    path = "/api/v1/" + words[words.index("-X") + 2].split("/api/v1/")[1]
+    answer = client.post(path, words[words.index("-d") + 1], content_type="application/json")
+    assert answer.status_code == 201, answer.content
+    made = Reservation.objects.get() if not changes else Workload.objects.get()
+    assert (made.units, made.project, made.name) == (2, world.vision.project, "review")
+    assert json.loads(words[words.index("-d") + 1])["project"] == "vision/vision-main"
+    command: object = cli.main.cli
+    spoken = shlex.split(same.cli)
+    for word in spoken[1:3]:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}  # type: ignore[attr-defined]
+    given = spoken[3 : spoken.index("--")] if "--" in spoken else spoken[3:]
+    assert {word for word in given if word.startswith("--")} <= known
+
+
 def test_a_full_window_is_a_block_with_its_fix_as_a_button(world: World) -> None:
     client = signed_in(world.vision.member)
     reserve(world, world.language, "asr-demo", hours=20, length=16, units=4)
