@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         "--expose", type=_existing, action="append", default=[], help="a further path that workloads may read"
     )
     run.add_argument("--launcher", choices=("auto", "bubblewrap", "plain"), default="auto")
+    run.add_argument(
+        "--network",
+        choices=("private", "host"),
+        default="private",
+        help="private: a workload reaches only itself; host: the host's network, and so the internet and other workloads' ports",
+    )
     run.add_argument("--sample-seconds", type=_seconds, default=5.0, help="0.1 to 3600")
     run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
     _simulation(run)
@@ -179,7 +185,7 @@ def _run(options: argparse.Namespace) -> int:
 
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
     state.lay_out_tools()
-    launcher, notes = choose(options.launcher, state.folder / "probe")
+    launcher, notes = choose(options.launcher, state.folder / "probe", options.network)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
     hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"

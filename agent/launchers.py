@@ -1,6 +1,6 @@
 """How a workload's process tree is closed in. Behind one seam: ``Launcher.argv(Box)`` gives the command the shim starts.
 
-bubblewrap: private mount, pid, ipc and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested user
+bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested user
 namespaces; of the file system only the system, the interpreter, the owner's home and the run's own folders.
 plain: no isolation at all. For a laptop; said loudly in the host's inventory.
 """
@@ -92,9 +92,10 @@ class Bubblewrap:
 
     name = "bubblewrap"
 
-    def __init__(self, program: str, *, nested: bool = False) -> None:
+    def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
         self.nested = nested  # whether user namespaces can be made inside, as bwrap before 0.8 leaves it
+        self.network = network  # private: nothing but a loopback of its own; host: the host's
 
     def prepare(self, box: Box) -> None:
         """The sandbox's only user has the owner's name."""
@@ -115,7 +116,7 @@ class Bubblewrap:
         view = self.view(box)
         return [
             self.program,
-            *_namespaces(self.nested),
+            *_namespaces(self.nested, self.network),
             *_system(),
             *("--bind", str(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *_interpreter(),  # after /tmp, below which it may lie
@@ -136,10 +137,11 @@ class Bubblewrap:
         ]
 
 
-def _namespaces(nested: bool) -> list[str]:
+def _namespaces(nested: bool, network: str) -> list[str]:
     return [
         *("--unshare-user", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)),
         *(() if nested else ("--disable-userns",)),
+        *(("--unshare-net",) if network == "private" else ()),
         *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "workload"),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
     ]
@@ -171,8 +173,9 @@ def _gpu_nodes(devices: list[str]) -> list[str]:
     return [argument for node in (*NVIDIA_SHARED, *devices) for argument in ("--dev-bind-try", node, node)]
 
 
-def choose(wanted: str, probe: Path) -> tuple[Launcher, list[str]]:
+def choose(wanted: str, probe: Path, network: str = "private") -> tuple[Launcher, list[str]]:
     """The launcher for this host and notes about what it lacks. ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder.
+    ``network``: private or host.
 
     Raises RuntimeError when bubblewrap is demanded and does not run here.
     """
@@ -181,14 +184,33 @@ def choose(wanted: str, probe: Path) -> tuple[Launcher, list[str]]:
     program = shutil.which("bwrap")
     if program is None:
         return _without(wanted, "bwrap is not installed")
+    first_problem = ""
+    for launcher in _from_the_tightest(program, network):
+        problem = _trouble(launcher, probe)
+        if not problem:
+            return launcher, _lacks(launcher, network, first_problem)
+        first_problem = first_problem or problem
+    return _without(wanted, first_problem)
+
+
+def _from_the_tightest(program: str, network: str) -> list[Bubblewrap]:
+    """Every way to use bubblewrap that is as tight as ``network`` allows, and then what is left where those don't run."""
+    networks = ("private", "host") if network == "private" else ("host",)
+    return [Bubblewrap(program, nested=nested, network=own) for own in networks for nested in (False, True)]
+
+
+def _lacks(launcher: Bubblewrap, network: str, problem: str) -> list[str]:
+    """What this sandbox does not keep apart. ``problem``: why the tightest one does not run here, or ''."""
     notes = ["Every workload runs as the same user of the host: there is no user id per team."]
-    problem = _trouble(Bubblewrap(program), probe)
-    if not problem:
-        return Bubblewrap(program), notes
-    if not _trouble(Bubblewrap(program, nested=True), probe):
+    if launcher.nested:
         notes.append(f"Workloads can make user namespaces of their own inside the sandbox: {problem}.")
-        return Bubblewrap(program, nested=True), notes
-    return _without(wanted, problem)
+    if launcher.network == "host":
+        why = "as this agent was started" if network == "host" else problem
+        notes.append(
+            f"Workloads use the host's network: they reach the internet and whatever listens on the host, other workloads "
+            f"included ({why})."
+        )
+    return notes
 
 
 def _without(wanted: str, problem: str) -> tuple[Launcher, list[str]]:

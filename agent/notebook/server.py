@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_SOCKET_PATH = 100
+LONGEST_KERNEL_SOCKET = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
 # Parts of the lab's page that are switched off: one asks about news on the network, the others look for language servers
 # through an extension of the server that is not loaded here.
 UNUSED_PARTS = [
@@ -27,6 +28,18 @@ def _reachable(socket: str) -> str:
         return socket
     folder = os.open(os.path.dirname(socket), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/self/fd/{folder}/{os.path.basename(socket)}"
+
+
+def _kernels_over_sockets(config: Any) -> None:
+    """Kernels are spoken to over unix sockets in the run's own folder: what a kernel prints goes to everybody who connects to
+    its port, unencrypted and unasked, so ports would show it to whoever shares the network.
+
+    Where the folder's path does not fit a socket address (outside a sandbox it can be long) they stay on ports.
+    """
+    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
+    if len(folder) + LONGEST_KERNEL_SOCKET <= LONGEST_SOCKET_PATH:
+        os.environ["JUPYTER_RUNTIME_DIR"] = folder
+        config.KernelManager.transport = "ipc"
 
 
 def _without_unused_parts(_handler: object, page: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +74,7 @@ def main(secret_file: str, socket: str, home: str) -> None:
     server.allow_root = True  # the sandbox's only user may be root outside; it has no powers
     server.disable_check_xsrf = False
     server.shutdown_no_activity_timeout = 0
+    _kernels_over_sockets(config)
     config.IdentityProvider.token = ""
     config.LabApp.news_url = None
     config.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"

@@ -118,6 +118,55 @@ async def test_only_its_own_folders_can_be_written(edge: FakeEdge, agent: AgentP
     )
 
 
+LISTEN = """
+cat > /tmp/listen.py <<'END'
+import socket
+port, name = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+name.bind("\\0gpupool-isolation-test"); name.listen()
+print("listens at", port.getsockname()[1], flush=True)
+while True: port.accept()[0].sendall(b"secret")
+END
+python3 -S /tmp/listen.py
+"""
+CONNECT = """
+cat > /tmp/connect.py <<'END'
+import socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, "\\0gpupool-isolation-test")):
+    try:
+        socket.socket(family).connect(address)
+        print("reached", address)
+    except OSError as error:
+        print(error.strerror)
+END
+python3 -S /tmp/connect.py
+"""
+
+
+async def listening(edge: FakeEdge) -> int:
+    """The port at which a workload of bob listens."""
+    await edge.want(job(LISTEN, generation=1, owner="bob"))
+    await edge.until(lambda: edge.log("run-1").endswith("\n"))
+    return int(edge.log("run-1").split()[-1])
+
+
+async def test_what_another_workload_listens_on_can_not_be_reached(edge: FakeEdge, agent: AgentProcess) -> None:
+    found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
+    assert found == "Connection refused\nConnection refused\n"
+
+
+async def test_the_agent_and_the_machine_it_runs_on_can_not_be_reached(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route") == "lo\n"
+
+
+async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_host_tells(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    await make_agent("--network", "host", launcher="bubblewrap")
+    found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
+    assert found.count("reached") == 2
+    await edge.until(lambda: any("use the host's network" in note for note in edge.observed[-1].inventory.notes))
+
+
 async def test_secrets_of_the_host_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
     assert await output(edge, "cat /etc/shadow /etc/sudoers 2>/dev/null; ls /root/.ssh /etc/ssh 2>/dev/null") == ""
 

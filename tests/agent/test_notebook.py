@@ -121,6 +121,9 @@ async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
         printed = await execute(session, url, kernel, code)
         assert printed.splitlines()[0] == agent.units[0]
         assert SECRET not in printed
+        if launcher == "bubblewrap":
+            code = "from ipykernel.connect import get_connection_info as about; print(about(unpack=True)['transport'])"
+            assert (await execute(session, url, kernel, code)).strip() == "ipc", "a port would show what it prints"
         await _another_origin_is_refused(session, url, kernel)
         await _a_terminal_answers(session, url, token)
         await edge.until(lambda: (edge.seen("run-1").activity or {}).get("kernels") == 1)  # type: ignore[union-attr]
@@ -184,6 +187,37 @@ async def test_activity_tells_a_busy_kernel_from_an_idle_one_and_looking_is_no_a
         await work
         await edge.until(lambda: edge.seen("run-1").activity["busy"] == 0)  # type: ignore[union-attr]
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]
+
+
+async def test_an_open_page_is_no_message_and_a_program_left_behind_is_seen(edge: FakeEdge, agent: AgentProcess) -> None:
+    def said(what: str) -> float | None:
+        seen = edge.seen("run-1")
+        assert seen is not None
+        value: float | None = seen.activity[what]
+        return value
+
+    await launch(edge, agent)
+    own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers=own, cookie_jar=jar) as session:
+        async with session.get(f"{url}/lab"):
+            token = next(cookie.value for cookie in jar if cookie.key == "_xsrf")
+        async with session.post(f"{url}/api/kernels", json={}, headers={"X-XSRFToken": token}) as answer:
+            kernel = (await answer.json())["id"]
+        await execute(session, url, kernel, "print(6 * 7)")
+        await edge.until(lambda: said("last_message") is not None)
+        await asyncio.sleep(7)  # what the start of the kernel left has been looked at
+        message, background, asked = said("last_message"), said("last_background"), said("last_activity")
+        for _ in range(3):  # what an open page does every few seconds
+            async with session.get(f"{url}/api/kernels"):
+                await asyncio.sleep(2)
+        await edge.until(lambda: said("last_activity") != asked)
+        assert (said("last_message"), said("last_background")) == (message, background)
+        await execute(session, url, kernel, "import subprocess; left = subprocess.Popen(['sleep', '60'])")
+        await edge.until(lambda: (said("last_message") or 0) > (message or 0))
+        quiet = said("last_message") or 0
+        await edge.until(lambda: (said("last_background") or 0) > quiet + 3)
+        assert said("last_message") == quiet, "the kernel itself counts as idle meanwhile"
 
 
 async def test_a_notebook_outlives_its_agent_and_answers_the_next_one(edge: FakeEdge, agent: AgentProcess) -> None:
