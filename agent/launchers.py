@@ -1,7 +1,7 @@
 """How a workload's process tree is closed in. Behind one seam: ``Launcher.argv(Box)`` gives the command the shim starts.
 
-bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested user
-namespaces; of the file system only the system, the interpreter, the owner's home and the run's own folders.
+bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested
+user namespaces; of the file system only the system, the interpreter, the owner's home and the run's own folders.
 plain: no isolation at all. For a laptop; said loudly in the host's inventory.
 """
 

@@ -155,7 +155,9 @@ async def test_what_another_workload_listens_on_can_not_be_reached(edge: FakeEdg
 
 
 async def test_the_agent_and_the_machine_it_runs_on_can_not_be_reached(edge: FakeEdge, agent: AgentProcess) -> None:
-    assert await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route") == "lo\n"
+    assert (
+        await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route") == "lo\n"
+    )
 
 
 async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_host_tells(
