@@ -17,9 +17,10 @@ from django.db.models import F, Q
 from portal import wording
 from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
 from scheduler import nudge
-from scheduler.models import Decision, HostStateChange, Reservation, Run, Workload
+from scheduler.core.reasons import Code
+from scheduler.models import Command, Decision, HostStateChange, Reservation, Run, Workload
 from scheduler.states import LeaseState, RepairState, ReservationState, WorkloadState
-from telemetry.models import BudgetAlert
+from telemetry.models import BudgetAlert, HealthEvent, HealthRule
 
 OVERLAP = timedelta(minutes=2)
 FIRST_LOOK = timedelta(hours=1)
@@ -211,6 +212,35 @@ def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
         yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
 
 
+def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators: what the table of hardware events wants somebody to know, of one kind on one GPU once an hour."""
+    events = HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now).exclude(
+        action_taken__in=("", HealthRule.Action.NOTE)
+    )
+    for event in events.select_related("host", "gpu").order_by("pk"):
+        numbers = {
+            "host": event.host.name,
+            "gpu": event.gpu.index if event.gpu else None,
+            "event": event.code,
+            "detail": event.detail,
+            "action": event.action_taken,
+        }
+        source = f"hardware:{event.host_id}:{event.gpu_id or 0}:{event.code}"[:60] + f":{event.at:%Y%m%d%H}"
+        yield Fact("hardware_event", source, _operators(), numbers)
+
+
+def _moves(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the owner of work that has to go elsewhere because its host or its GPU is taken out."""
+    told = Command.objects.filter(
+        verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(Code.DRAINED, Code.GPU_ERROR), run__rank=0,
+        created_at__gt=since, created_at__lte=now,
+    )  # fmt: skip
+    for command in told.select_related("run__workload", "host").order_by("pk"):
+        workload = command.run.workload
+        numbers = {"name": workload.name, "host": command.host.name, "code": command.code}
+        yield Fact("has_to_move", f"moves:{command.run_id}", (workload.owner_id,), numbers, workload=workload.pk)
+
+
 def _budgets_reached(since: datetime, now: datetime) -> Iterator[Fact]:
     """To finance and the leads of the team."""
     for alert in BudgetAlert.objects.filter(at__gt=since, at__lte=now).select_related(
@@ -236,6 +266,8 @@ SOURCES = (
     _approvals_wanted,
     _approvals_decided,
     _host_troubles,
+    _hardware_events,
+    _moves,
     _budgets_reached,
 )
 

@@ -230,9 +230,9 @@ REASONS: dict[str, Sentence] = {
     "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
     "cancelled": lambda f: "It was cancelled.",
     "time_limit": lambda f: "It reached its longest runtime.",
-    "idle": lambda f: "It was idle too long: no busy kernel, no connection and a quiet GPU.",
+    "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
-    "drained": lambda f: "Its host was drained by an operator.",
+    "drained": lambda f: "Its host is taken out of service.",
 }
 
 
@@ -325,6 +325,15 @@ def steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
 
 # -- notices -----------------------------------------------------------------------------------------------------------
 
+# What was done about a hardware event by the table (telemetry.models.HealthRule, telemetry.health).
+HARDWARE_ACTIONS = {
+    "warn": "Nothing was done; have a look.",
+    "cordon": "The host was cordoned, and work that can go leaves it.",
+    "drain": "The host is being drained.",
+    "quarantine_gpu": "The GPU was taken out; its work starts elsewhere.",
+    "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
+}
+
 NOTICES: dict[str, Callable[[_Facts], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
     "resumed": lambda f: f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}.",
@@ -347,6 +356,15 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "host_trouble": lambda f: f"{f.plain('', 'host')}: {f.plain('', 'trouble')}.",
+    "hardware_event": lambda f: (
+        f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'event') or 'a hardware event'}"
+        f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
+        f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
+    ),
+    "has_to_move": lambda f: (
+        f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
+        f"{reason(str(f.get('code') or ''), f.numbers, f.viewer)} It is queued again with its place kept."
+    ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
     ),

@@ -490,7 +490,10 @@ class BudgetGate(models.Model):
         constraints = [
             models.CheckConstraint(
                 condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_gate_is_of_a_team_or_of_a_project"
-            )
+            ),
+            models.UniqueConstraint(
+                fields=["team", "project", "action"], name="a_gate_is_closed_once", nulls_distinct=False
+            ),
         ]
 
 

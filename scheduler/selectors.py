@@ -6,45 +6,31 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from scheduler import snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
-from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
+from scheduler.states import AdminState, LeaseState, RepairState
 
 
-def units_in_use(pool: Pool) -> QuerySet[Unit]:
-    """The units a pool has, whether somebody holds them or not."""
-    return Unit.objects.filter(gpu__host__pool=pool, retired_at__isnull=True, gpu__retired_at__isnull=True)
-
-
-def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
-    """Units that could be given to somebody at this moment: well, in service, held by nobody and bound to no reservation."""
+def is_free(now: datetime) -> Q:
+    """Of units: could be given to somebody at this moment: well, in service, held by nobody and bound to no reservation."""
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
-    return units_in_use(pool).filter(
-        ~Exists(held),
-        ~Exists(bound),
+    in_service = Q(
         gpu__repair_state=RepairState.WELL,
         gpu__host__lease_state=LeaseState.ALIVE,
         gpu__host__admin_state=AdminState.IN_SERVICE,
         gpu__host__repair_state=RepairState.WELL,
     )
+    return ~Exists(held) & ~Exists(bound) & in_service
 
 
-def open_allocations(pool: Pool | None = None) -> QuerySet[Allocation]:
-    """What is held now, with the workload, its team and owner, and the unit's GPU and host."""
-    found = Allocation.objects.filter(period__upper_inf=True)
-    if pool is not None:
-        found = found.filter(unit__gpu__host__pool=pool)
-    return found.select_related("workload", "project__team", "workload__owner", "unit__gpu__host").order_by("unit_id")
-
-
-def waiting(pool: Pool) -> QuerySet[Workload]:
-    """The queue in the order the engine last judged it: position, then submission."""
-    found = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
-    return found.select_related("project__team", "owner").order_by("position", "submitted_at", "pk")
+def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
+    """The free units of a pool."""
+    units = Unit.objects.filter(gpu__host__pool=pool, retired_at__isnull=True, gpu__retired_at__isnull=True)
+    return units.filter(is_free(now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +105,6 @@ def quota_effect(taken: model.Snapshot, *, team: int, pool: int) -> list[QuotaUs
         QuotaUse(q.model, q.guaranteed, held.get((team, q.model), 0), q.borrow_limit)
         for q in sorted(mine, key=lambda q: q.model)
     ]
-
-
-def hosts_by_pool() -> QuerySet[Host]:
-    """Every host with its pool, by pool and name."""
-    return Host.objects.select_related("pool").order_by("pool__name", "name")
 
 
 def fairness(pool: Pool, now: datetime) -> list[explain.FairnessRow]:

@@ -7,6 +7,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -68,9 +69,35 @@ def with_reservation(taken: model.Snapshot, reservation: model.Reservation) -> m
     return dataclasses.replace(taken, reservations=(*taken.reservations, reservation))
 
 
-def with_queued(taken: model.Snapshot, queued: model.Queued) -> model.Snapshot:
-    """The same moment with one workload more in the queue: for "what if"."""
-    return dataclasses.replace(taken, queued=(*taken.queued, queued))
+Gates = dict[tuple[str, int], dict[str, BudgetGate]]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSays:
+    """What closed budget gates mean for a workload: the ``gate`` and ``gate_numbers`` of ``model.Queued``, and may it borrow."""
+
+    gate: str = ""
+    gate_numbers: model.Numbers = ()
+    may_borrow: bool = True
+
+
+def closed_gates(now: datetime) -> Gates:
+    """The budget gates that are closed, by ("team" or "project", id) and action."""
+    found: Gates = defaultdict(dict)
+    for gate in BudgetGate.objects.filter(until__gt=now).order_by("pk"):
+        whose = ("team", gate.team_id) if gate.team_id is not None else ("project", gate.project_id or 0)
+        found[whose][gate.action] = gate
+    return found
+
+
+def budget_of(gates: Gates, team: int, project: int) -> BudgetSays:
+    """What the gates of a team and of its project say together."""
+    closed = {**gates.get(("team", team), {}), **gates.get(("project", project), {})}
+    may_borrow = BudgetGate.Action.STOP_BORROWING not in closed
+    refused = closed.get(BudgetGate.Action.REFUSE_NEW)
+    if refused is None:
+        return BudgetSays(may_borrow=may_borrow)
+    return BudgetSays(str(Code.BUDGET_CLOSED), _numbers(refused.numbers), may_borrow)
 
 
 def ask_of(row: AskFields) -> model.Ask:
@@ -185,7 +212,7 @@ class _Reader:
         )
 
     def _queued(self) -> tuple[model.Queued, ...]:
-        gates = self._gates()
+        gates = closed_gates(self.now)
         rows = (
             Workload.objects.filter(pool__in=self.ids, state=WorkloadState.QUEUED)
             .order_by("pk")
@@ -193,10 +220,9 @@ class _Reader:
         )
         return tuple(self._one_queued(row, gates) for row in rows)
 
-    def _one_queued(self, row: dict[str, Any], gates: dict[tuple[str, int], dict[str, BudgetGate]]) -> model.Queued:
-        closed = {**gates.get(("team", row["project__team_id"]), {}), **gates.get(("project", row["project_id"]), {})}
-        refused = closed.get(BudgetGate.Action.REFUSE_NEW)
-        code, numbers = (str(Code.BUDGET_CLOSED), _numbers(refused.numbers)) if refused else ("", ())
+    def _one_queued(self, row: dict[str, Any], gates: Gates) -> model.Queued:
+        budget = budget_of(gates, row["project__team_id"], row["project_id"])
+        code, numbers = budget.gate, budget.gate_numbers
         if row["reservation__state"] is not None and row["reservation__state"] not in PROMISED:
             code, numbers = str(Code.RESERVATION_OVER), ()
         return model.Queued(
@@ -211,7 +237,7 @@ class _Reader:
             predicted_seconds=row["predicted_seconds"],
             priority=model.Priority(row["priority"]),
             preemptible=row["preemptible"],
-            may_borrow=row["preemptible"] and BudgetGate.Action.STOP_BORROWING not in closed,
+            may_borrow=row["preemptible"] and budget.may_borrow,
             reservation=row["reservation_id"],
             not_before=_seconds_or_none(row["not_before"]) or 0,
             evicted_by=row["evicted_by_id"],
@@ -219,13 +245,6 @@ class _Reader:
             gate_numbers=numbers,
             earmarked_units=tuple(sorted(row["earmarked_units"])),
         )
-
-    def _gates(self) -> dict[tuple[str, int], dict[str, BudgetGate]]:
-        found: dict[tuple[str, int], dict[str, BudgetGate]] = defaultdict(dict)
-        for gate in BudgetGate.objects.filter(until__gt=self.now).order_by("pk"):
-            whose = ("team", gate.team_id) if gate.team_id is not None else ("project", gate.project_id or 0)
-            found[whose][gate.action] = gate
-        return found
 
     def _reservations(self) -> tuple[model.Reservation, ...]:
         bound: dict[int, list[int]] = defaultdict(list)

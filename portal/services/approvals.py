@@ -103,11 +103,11 @@ def request_membership(*, actor: User, team: Team, now: datetime, why: str = "",
 def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """What approving it (with ``changes``) would do to others. Reads only.
 
-    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason when it doesn't), ``sentence`` (for people).
+    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason where it gave one), ``sentence`` (for people).
     Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (of all teams together),
     ``free_before_gpus``, ``free_after_gpus`` (guarantee not given to anybody), ``team_before_gpus``, ``team_after_gpus``.
     Reservation: ``windows`` (first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``, ``evicted`` (workloads that
-    would be told to go if it started now; empty for a later one), ``overlapping`` (Reservations of the pool in that window).
+    would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window).
     """
     payload = {**submission.payload, **(changes or {})}
     if submission.kind == Submission.Kind.QUOTA_CHANGE:
@@ -271,14 +271,16 @@ def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime
 
 def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
     pool, model = _pool_of(submission), payload["model"]
-    quotas = Quota.objects.filter(pool=pool, model=model)
-    capacity = Gpu.objects.filter(host__pool=pool, model=model, retired_at=None).count()
-    before = sum(quotas.values_list("guaranteed_slots", flat=True)) / SLOTS_PER_GPU
-    own = sum(quotas.filter(team=submission.team).values_list("guaranteed_slots", flat=True)) / SLOTS_PER_GPU
-    after = before - own + payload["guaranteed_gpus"]
+    room = engine.guarantee_room(pool=pool, model=model, team=submission.team)
+    capacity, others = room.capacity // SLOTS_PER_GPU, room.others / SLOTS_PER_GPU
+    own = sum(
+        Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list("guaranteed_slots", flat=True)
+    ) / SLOTS_PER_GPU  # fmt: skip
+    before, after = others + own, others + payload["guaranteed_gpus"]
+    fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= room.most
     effect: dict[str, Any] = {
-        "fits": after <= capacity,
-        "code": "" if after <= capacity else "window_eats_guarantees",
+        "fits": fits,
+        "code": "",
         "numbers": {},
         "capacity_gpus": capacity,
         "guaranteed_before_gpus": before,
@@ -288,12 +290,12 @@ def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> di
         "team_before_gpus": own,
         "team_after_gpus": payload["guaranteed_gpus"],
     }
-    if effect["fits"]:
+    if fits:
         words = f"{capacity - after:g} of {capacity} {model} stay without a guarantee (now {capacity - before:g})."
     else:
         words = (
             f"guaranteed_gpus is {payload['guaranteed_gpus']}; all guarantees together would be {after:g} {model}, "
-            f"but {pool.name} has {capacity}; allowed: up to {max(capacity - before + own, 0):g}."
+            f"but {pool.name} has {capacity}; allowed: up to {room.most / SLOTS_PER_GPU:g}."
         )
     return {**effect, "sentence": words}
 

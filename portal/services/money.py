@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +17,7 @@ from portal.validation import Checks
 from scheduler.models import Gpu, Pool, Project, Team
 from telemetry import selectors, statements
 from telemetry.models import Budget, CostCentre, Price, Statement
+from telemetry.months import month_of
 
 HIGHEST_PRICE = Decimal(100_000)
 HIGHEST_BUDGET = Decimal(1_000_000_000)
@@ -91,7 +92,7 @@ def set_budget(
     month = checks.month("month", month)
     clean = checks.amount("amount", amount, high=HIGHEST_BUDGET, decimals=2)
     action = checks.choice("action", action, BUDGET_ACTIONS)
-    if "month" not in checks.problems and month < now.date().replace(day=1):
+    if "month" not in checks.problems and month < month_of(now):
         checks.note("month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one.")
     checks.done()
     with transaction.atomic():
@@ -185,11 +186,6 @@ def price_of(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
 def currency() -> str:
     """The organisation's currency, three letters."""
     return Organisation.objects.values_list("currency", flat=True).first() or "EUR"
-
-
-def month_of(moment: datetime) -> date:
-    """The month of a moment (UTC), as its first day."""
-    return moment.astimezone(UTC).date().replace(day=1)
 
 
 def _ended_month(checks: Checks, month: Any, now: datetime) -> date:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.db import transaction
 
-from portal import policy
+from portal import policy, wording
 from portal.errors import Conflict
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.services import audit, money
@@ -190,7 +190,13 @@ def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datet
     checks.done()
     with transaction.atomic():
         before = audit.facts(workload, "max_runtime_seconds")
-        if not engine.extend_workload(workload, seconds=seconds, now=now):
+        try:
+            extended = engine.extend_workload(workload, seconds=seconds, now=now)
+        except engine.Refused as refused:
+            # Somebody else extended it meanwhile.
+            words = f"{workload.name} was extended just now, so this is too much. {wording.reason(refused.code, refused.numbers)}"
+            raise Conflict(words, field="seconds", code=refused.code, numbers=refused.numbers) from None
+        if not extended:
             raise Conflict(f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead.")
         workload.refresh_from_db()
         audit.record(
@@ -255,8 +261,8 @@ def preview_workload(
     """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
 
     Returns ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or None),
-    ``evicted`` (ids of workloads that would be told to go for it), ``borrowed_slots``, ``quota_effect`` (list of
-    ``scheduler.selectors.QuotaUse``), ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
+    ``borrowed_slots``, ``quota_effect`` (list of ``scheduler.selectors.QuotaUse``),
+    ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
     None when there is no price), ``currency``. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)

@@ -24,6 +24,7 @@ def preview_workload(
     what the plan does not ask for is ignored.
     """
     taken = snapshot.take([pool.pk], now)
+    budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
     asked = snapshot.ask_of(Workload(**{name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}))
     queued = model.Queued(
         id=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
@@ -40,7 +41,9 @@ def preview_workload(
         ),
         priority=model.Priority(int(priority)),
         preemptible=preemptible,
-        may_borrow=preemptible,
+        may_borrow=preemptible and budget.may_borrow,
+        gate=budget.gate,
+        gate_numbers=budget.gate_numbers,
         reservation=reservation.pk if reservation else None,
     )  # fmt: skip
     answer = explain.preview(taken, queued, snapshot.seconds(now))

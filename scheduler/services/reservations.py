@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
@@ -17,9 +17,8 @@ from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.models import BoundUnit, Pool, Project, Reservation, Workload
 from scheduler.services.workloads import end_queued
+from scheduler.snapshot import PROMISED
 from scheduler.states import ReservationState, WorkloadState, change_state
-
-PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 
 
 def check_window(
@@ -100,7 +99,7 @@ def change_reservation(
     last = end or fresh.end
     answer = check_window(
         project=fresh.project, pool=fresh.pool, start=max(first, now), end=last, now=now, exclude=fresh,
-        may_exceed_guarantee=fresh.may_exceed_guarantee, **{field: getattr(fresh, field) for field in ASK_COLUMNS},
+        may_exceed_guarantee=fresh.may_exceed_guarantee, **{field: getattr(fresh, field) for field in snapshot.ASK_COLUMNS},
     )  # fmt: skip
     if answer.fits:
         _set_window(fresh, first, last)
@@ -183,20 +182,6 @@ def evicted_by_reservation(
     return list(Workload.objects.filter(pk__in=victims).select_related("project__team", "owner").order_by("pk"))
 
 
-ASK_COLUMNS = (
-    "units",
-    "hosts",
-    "models_wanted",
-    "profile",
-    "min_memory_mib",
-    "min_compute_capability",
-    "nvlink",
-    "labels_required",
-    "cpu_milli",
-    "memory_mib",
-)
-
-
 def _columns(
     *, units: int, hosts: int = 1, models_wanted: Sequence[str] = (), profile: str = WHOLE, min_memory_mib: int = 0,
     min_compute_capability: int = 0, nvlink: bool = False, labels_required: Mapping[str, str] | None = None,
@@ -225,8 +210,3 @@ def _set_window(reservation: Reservation, start: datetime, end: datetime) -> Non
 def _tell(reservation: Reservation) -> None:
     nudge.engine()
     nudge.pages(nudge.CALENDAR, f"reservation:{reservation.public_id}")
-
-
-def no_show_at(reservation: Reservation) -> datetime:
-    """When it is released if nothing has run in it by then."""
-    return reservation.start + timedelta(seconds=reservation.pool.no_show_seconds)

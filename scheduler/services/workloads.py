@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
 from scheduler import commands, locks, nudge
+from scheduler.attempts import COMES_BACK
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
+from scheduler.services.refused import Refused
 from scheduler.states import WorkloadState, change_state
 
 CHANGEABLE = (
@@ -124,14 +126,6 @@ def end_queued(workload: Workload, *, code: str, now: datetime) -> bool:
     return True
 
 
-COMES_BACK = (
-    Code.EVICTED_FOR_GUARANTEE,
-    Code.EVICTED_FOR_PRIORITY,
-    Code.EVICTED_FOR_RESERVATION,
-    Code.DRAINED,
-)
-
-
 def _ends_for_good(workload: Workload, code: str) -> bool:
     changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=COMES_BACK).update(stop_requested=str(code))
     if changed:
@@ -141,10 +135,16 @@ def _ends_for_good(workload: Workload, code: str) -> bool:
 
 @transaction.atomic
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
-    """Let it run ``seconds`` longer. False when it is ending or has ended."""
+    """Let it run ``seconds`` longer. False when it is ending or has ended.
+
+    Raises Refused ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again.
+    """
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state not in CHANGEABLE or fresh.stop_requested:
         return False
+    asked, longest = fresh.max_runtime_seconds + seconds, fresh.pool.longest_runtime_seconds
+    if asked > longest:
+        raise Refused(Code.OVER_RUNTIME_CAP, (("asked", asked), ("longest", longest)))
     fresh.max_runtime_seconds += seconds
     fresh.save(update_fields=["max_runtime_seconds"])
     _bring_up_to_date(workload, fresh)
@@ -170,11 +170,6 @@ def warn_idle(workload: Workload, *, at: datetime | None) -> bool:
     changed = running.filter(idle_warned_at__isnull=at is not None).update(idle_warned_at=at)
     nudge.pages(nudge.workload_topic(workload.public_id))
     return bool(changed)
-
-
-def running_until(workload: Workload, started: datetime) -> datetime:
-    """When an attempt that began at ``started`` reaches its limit."""
-    return started + timedelta(seconds=workload.max_runtime_seconds)
 
 
 def _grace(workload: Workload) -> int:

@@ -6,11 +6,12 @@ import datetime as dt
 from typing import Any
 
 import pytest
+from django.db import IntegrityError, transaction
 
 from scheduler import agent_api, clock, engine, prediction, services
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.core.reasons import Code
-from scheduler.models import Quota, Workload
+from scheduler.models import BudgetGate, Quota, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
@@ -158,6 +159,37 @@ def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: Wor
     never = services.preview_workload(**wish, units=9)
     assert not never["starts_now"] and never["code"] == Code.TOO_BIG_FOR_ANY_HOST and never["expected_start"] is None
     assert not Workload.objects.exists()
+
+
+def test_a_preview_hears_of_closed_budgets(world: World) -> None:
+    wish: dict[str, Any] = {
+        "project": world.robotics.project, "pool": world.shared, "owner": world.robotics.member, "models_wanted": [H100],
+        "max_runtime_seconds": 3600, "preemptible": True, "now": world.now, "units": 4,
+    }  # fmt: skip
+    gate: dict[str, Any] = {"numbers": {"spent": "9"}, "until": world.now + HOUR, "now": world.now}
+    assert services.preview_workload(**wish)["borrowed_slots"] == 2 * SLOTS_PER_GPU
+    services.close_budget_gate(action="stop_borrowing", project=world.robotics.project, **gate)
+    assert services.preview_workload(**wish)["code"] == Code.OVER_QUOTA
+    services.close_budget_gate(action="refuse_new", team=world.robotics.team, **gate)
+    said = services.preview_workload(**wish)
+    assert (said["starts_now"], said["code"], said["numbers"]) == (False, Code.BUDGET_CLOSED, {"spent": "9"})
+
+
+def test_a_gate_is_closed_once_whoever_closes_it(world: World) -> None:
+    gate: dict[str, Any] = {"action": "refuse_new", "team": world.vision.team, "until": world.now + HOUR}
+    services.close_budget_gate(numbers={"spent": "1"}, now=world.now, **gate)
+    services.close_budget_gate(numbers={"spent": "2"}, now=world.now + SECOND, **gate)
+    assert BudgetGate.objects.get().numbers == {"spent": "2"}
+    with pytest.raises(IntegrityError, match="a_gate_is_closed_once"), transaction.atomic():
+        BudgetGate.objects.create(closed_at=world.now, **gate)
+
+
+def test_nobody_extends_beyond_the_pools_longest_runtime(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    room = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
+    assert services.extend_workload(workload, seconds=room, now=world.now)
+    with pytest.raises(services.Refused, match="over_runtime_cap"):
+        services.extend_workload(workload, seconds=1, now=world.now)
 
 
 @pytest.mark.parametrize(

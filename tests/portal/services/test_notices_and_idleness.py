@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal import idle, notify
+from portal import idle, notify, wording
 from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission
 from portal.services import approvals, reservations, workloads
 from scheduler import nudge
 from scheduler.models import Allocation, Decision, HostStateChange, Run, Workload
-from telemetry.models import Budget, BudgetAlert
+from telemetry.health import handle_events
+from telemetry.models import Budget, BudgetAlert, HealthEvent
 from tests.world import H100, World, units_of
 
 MINUTE = timedelta(minutes=1)
@@ -143,6 +144,30 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
 
 
 @pytest.mark.django_db
+def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World) -> None:
+    """XID 79 cordons a host whose repair state stays well; a warning does nothing but tell."""
+    alpha, made = world.hosts["alpha"], job(world, preemptible=True)
+    run_of(made, world, running_at=world.now)
+    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
+    gpu = alpha.gpus.order_by("index").first()
+    for number, code in enumerate(("xid:79", "xid:45", "xid:45", "xid:13")):
+        HealthEvent.objects.create(
+            host=alpha, gpu=gpu, event_id=str(number), source="xid", code=code, at=world.now, received_at=world.now
+        )
+    handle_events(world.now + MINUTE)
+    notify.tell(world.now + 2 * MINUTE)
+    assert kinds(world.operator) == ["hardware_event", "hardware_event"], (
+        "one a GPU, kind of event and hour; notes none"
+    )
+    told = Notification.objects.filter(user=world.operator).order_by("pk").first()
+    assert told is not None
+    sentence = wording.notice(told.kind, told.numbers, world.operator)
+    assert sentence == "alpha, GPU 0: xid:79. The host was cordoned, and work that can go leaves it."
+    assert kinds(world.vision.member) == ["started", "has_to_move"]
+    assert kinds(world.language.member) == []
+
+
+@pytest.mark.django_db
 def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
     budget = Budget.objects.create(team=world.vision.team, month=world.now.date().replace(day=1), amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
@@ -157,7 +182,7 @@ START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
 def activity(**changes: Any) -> Activity:
-    given: dict[str, Any] = {"busy_kernels": 0, "connections": 0, "last": START, "quiet_since": START}
+    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "quiet_since": START}
     return Activity(**(given | changes))
 
 
@@ -170,7 +195,7 @@ def activity(**changes: Any) -> Activity:
         (60, {}, 55, None, Verdict.STOP),
         (600, {}, None, None, Verdict.WARN),
         (60, {"busy_kernels": 1}, 55, None, Verdict.BUSY),
-        (60, {"connections": 1}, 55, None, Verdict.BUSY),
+        (60, {"last": None}, 55, None, Verdict.BUSY),
         (60, {"quiet_since": None}, 55, None, Verdict.BUSY),
         (60, {"quiet_since": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
         (60, {"last": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
@@ -211,12 +236,14 @@ def running_notebook(world: World) -> Run:
     return run
 
 
-def sample(run: Run, at: datetime, utilisation: float | None, processes: int | None = None) -> None:
+def sample(
+    run: Run, at: datetime, utilisation: float | None, processes: int | None = None, sm_active: float | None = None
+) -> None:
     unit = run.allocations.get().unit_id
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_sample (unit_id, ts, utilisation, processes) VALUES (%s, %s, %s, %s)",
-            [unit, at, utilisation, processes],
+            "INSERT INTO telemetry_sample (unit_id, ts, utilisation, sm_active, processes) VALUES (%s, %s, %s, %s, %s)",
+            [unit, at, utilisation, sm_active, processes],
         )
 
 
@@ -265,15 +292,63 @@ def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
     assert idle.cull(world.now + 100 * MINUTE)["warn"] == 1
 
 
+def edge_says(run: Run, **use: Any) -> None:
+    told = {"sockets": 0, "last_request": None, "last_input": None} | use
+    nudge.connection().set(f"{idle.WORKSPACE_KEY}{run.public_id}", json.dumps(told), ex=60)
+
+
 @pytest.mark.django_db
-def test_a_workspace_that_the_edge_sees_open_is_in_use(world: World) -> None:
+def test_an_open_page_keeps_a_gpu_only_while_somebody_works_in_it(world: World) -> None:
     run = running_notebook(world)
+    later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
-    nudge.connection().set(
-        f"{idle.WORKSPACE_KEY}{run.public_id}",
-        json.dumps({"sockets": 1, "last_request": None, "last_input": None}),
-        ex=60,
-    )
-    assert idle.cull(world.now + 100 * MINUTE)["busy"] == 1
-    nudge.connection().delete(f"{idle.WORKSPACE_KEY}{run.public_id}")
-    assert idle.cull(world.now + 100 * MINUTE)["warn"] == 1
+    said = {"busy": 0, "connections": 2, "last_message": None, "last_activity": later.timestamp()}
+    Run.objects.filter(pk=run.pk).update(activity=said)
+    edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 50 * MINUTE).timestamp())
+    assert idle.cull(later)["busy"] == 1
+    edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp())
+    assert idle.cull(later)["warn"] == 1
+    Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
+    assert idle.cull(later)["busy"] == 1, "its kernel says something: it is used, whoever started that"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seen_by", ["agent alone", "edge that knows no input", "agent that tells no messages"])
+def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str) -> None:
+    run = running_notebook(world)
+    later = world.now + 100 * MINUTE
+    sample(run, world.now + 60 * MINUTE, 0.0)
+    said: dict[str, Any] = {"busy": 0, "connections": 0, "last_message": None, "last_activity": later.timestamp()}
+    if seen_by == "agent alone":
+        said["connections"] = 1
+    elif seen_by == "edge that knows no input":
+        edge_says(run, sockets=1)
+    else:
+        del said["last_message"]
+    Run.objects.filter(pk=run.pk).update(activity=said)
+    assert idle.cull(later)["busy"] == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("reading", "background", "verdict"),
+    [
+        ({"sm_active": 40.0, "processes": 1}, None, "busy"),
+        ({"sm_active": 0.0, "processes": 1}, None, "warn"),
+        ({"processes": 1}, None, "busy"),
+        ({"processes": 1}, 60, "busy"),
+        ({"processes": 1}, 0, "warn"),
+        ({"processes": 0}, None, "warn"),
+        ({}, 0, "busy"),
+    ],
+)
+def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
+    world: World, reading: dict[str, Any], background: int | None, verdict: str
+) -> None:
+    run = running_notebook(world)
+    later = world.now + 100 * MINUTE
+    sample(run, later - 10 * MINUTE, None, **reading)
+    moment = None if background is None else (world.now + background * MINUTE).timestamp()
+    told = {"busy": 0, "connections": 0, "last_message": None, "last_background": moment}
+    Run.objects.filter(pk=run.pk).update(activity=told)
+    assert idle.cull(later)[verdict] == 1

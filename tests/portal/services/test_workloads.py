@@ -176,6 +176,17 @@ def test_an_extension_stays_within_the_pools_longest_runtime(world: World) -> No
         workloads.extend_workload(actor=world.vision.member, workload=made, seconds=10**8, now=world.now)
 
 
+def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: World) -> None:
+    made = job(world)
+    as_seen_before = Workload.objects.get(pk=made.pk)
+    room = world.shared.longest_runtime_seconds - made.max_runtime_seconds
+    workloads.extend_workload(actor=world.vision.member, workload=made, seconds=room, now=world.now)
+    with pytest.raises(Conflict, match="was extended just now"):
+        workloads.extend_workload(actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now)
+    made.refresh_from_db()
+    assert made.max_runtime_seconds == world.shared.longest_runtime_seconds
+
+
 def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None:
     with pytest.raises(Conflict):
         workloads.keep_workload(actor=world.vision.member, workload=job(world), seconds=3600, now=world.now)
