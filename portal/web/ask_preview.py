@@ -21,6 +21,8 @@ from portal.web.home_cards import count_of
 from scheduler import selectors as engine
 from scheduler.core.model import WHOLE
 from scheduler.models import Pool
+from telemetry import selectors as telemetry
+from telemetry.months import month_of
 
 WORKING_HOURS = range(8, 20)
 CHART_SPANS = (timedelta(hours=48), timedelta(days=7), timedelta(days=28))
@@ -68,7 +70,11 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "warnings": [{"text": text} for text in [*answer["warnings"], *_hours_warning(start, end, arguments["pool"])]],
         "windows": [_window(first, last) for first, last in answer["windows"]],
         "price": _price(
-            answer, answer["price"], f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}"
+            form,
+            answer,
+            answer["price"],
+            f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}",
+            now,
         ),
         "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
@@ -109,7 +115,7 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "starts_now": answer["starts_now"],
         "expected_start": answer["expected_start"],
         "reason": wording.reason(answer["code"], answer["numbers"], user),
-        "price": _price(answer, answer["longest_cost"], text),
+        "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
     if not answer["starts_now"] and answer["expected_start"] is None:
@@ -132,14 +138,18 @@ def _range(form: AskForm, now: datetime) -> tuple[datetime, datetime]:
     return now, now + length
 
 
-def _price(answer: dict[str, Any], total: Decimal | None, how: str) -> dict[str, Any]:
+def _price(form: AskForm, answer: dict[str, Any], total: Decimal | None, how: str, now: datetime) -> dict[str, Any]:
+    """What it costs, and what that leaves of the team's budget of this month; no line for a budget that nobody set."""
     known = answer["price_per_hour"] is not None
+    gpus = count_of(answer["gpus"])
+    budget = telemetry.budget_left(month_of(now), now, team=form.project_chosen.team_id)
+    left = None if budget is None or total is None else budget.left - total
     return {
         "total": money(total, answer["currency"]),
-        "how": f"{answer['gpus']:g} GPU{'s' if answer['gpus'] != 1 else ''}, {how}"
-        if known
-        else "No price is set for this model.",
+        "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}" if known else "No price is set for this model.",
         "known": known,
+        "left": None if left is None else money(left, answer["currency"]),
+        "over": left is not None and left < 0,
     }
 
 
