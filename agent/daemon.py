@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from agent import AGENT_VERSION, logs, processes
+from agent.background import is_kernel
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.launchers import Launcher
 from agent.meter import Hardware, HardwareEvent, Meter, Use
@@ -437,7 +438,7 @@ class Agent:
         before = (run.step, run.ready, run.activity)
         if activity is not None:
             (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
-            run.ready, run.activity, run.step = True, activity, "ready"
+            run.ready, run.activity, run.step = True, {**activity, "last_background": run.background.last}, "ready"
         elif not run.ready:
             run.step = "starting JupyterLab"
         if (run.step, run.ready, run.activity) != before:
@@ -456,7 +457,9 @@ def _disk_trouble_survived(what: str) -> Iterator[None]:
 def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
     tree = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
     own = [process for process in tree if process.name != "bwrap"]
-    computing = sum(1 for process in own if _is_kernel(process.pid)) if run.is_notebook else min(1, len(own))
+    if run.is_notebook and own:
+        run.background.look(own, time.time())
+    computing = sum(1 for process in own if is_kernel(process.pid)) if run.is_notebook else min(1, len(own))
     load, memory = declared_load(run, [process.pid for process in own])
     return Use(
         run=run.id,
@@ -466,13 +469,6 @@ def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
         declared_utilisation=load,
         declared_memory_mib=memory,
     )
-
-
-def _is_kernel(pid: int) -> bool:
-    try:
-        return b"ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _inventory(hardware: Hardware, launcher: Launcher, meter: Meter, notes: list[str]) -> Inventory:

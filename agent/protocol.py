@@ -83,7 +83,7 @@ class RunSeen:
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
     checkpoint_at: float | None = None  # last acknowledged checkpoint
-    activity: dict[str, Any] = field(default_factory=dict)  # notebook: kernels, busy, connections, last_activity
+    activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/watch.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import locks, processes
+from agent.background import Background
 from agent.cgroups import Cgroups
 from agent.launchers import Box, Launcher, View
 from agent.locks import Claim
@@ -62,6 +63,7 @@ class Run:
     step: str = ""
     ready: bool = False
     activity: dict[str, Any] = field(default_factory=dict)
+    background: Background = field(default_factory=Background)
     checkpoint_at: float | None = None
     secret: str = ""
     reported_ended: bool = False

@@ -1,6 +1,7 @@
-"""Which notebooks are idle: no kernel busy, nobody connected and a quiet GPU, for as long as the pool's idle limit says.
+"""Which notebooks are idle: no kernel busy, nobody at work in it and a quiet GPU, for as long as the pool's idle limit says.
 
-What is unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only.
+An open page is nobody at work: it counts while messages go through a kernel or a terminal, or its person does something. What is
+unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only. docs/notebooks.md tells it to people.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Activity:
-    """What is known of a notebook. ``last`` is its last sign of life; ``quiet_since`` is None while unknown or not quiet."""
+    """What is known of a notebook. ``last``: its last sign of life, None while somebody is there of whom nobody knows since when;
+    ``quiet_since``: None while its GPU is not known to be quiet."""
 
     busy_kernels: int
-    connections: int
-    last: datetime
+    last: datetime | None
     quiet_since: datetime | None
 
 
@@ -51,7 +52,7 @@ def judge(
     activity: Activity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime
 ) -> Verdict:
     """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
-    if activity.busy_kernels or activity.connections or activity.quiet_since is None:
+    if activity.busy_kernels or activity.last is None or activity.quiet_since is None:
         return Verdict.BUSY
     if keep_until is not None and keep_until > now:
         return Verdict.BUSY
@@ -97,35 +98,49 @@ def _act(workload: Workload, verdict: Verdict, now: datetime) -> None:
 def observe(run: Run, now: datetime, limit: timedelta) -> Activity:
     """Put together what the agent, the edge and the GPU say about a notebook's run."""
     said = run.activity or {}
-    edge = _seen_by_edge(run)
-    signs = [
-        run.ready_at,
-        _moment(said.get("last_activity")),
-        _moment(edge.get("last_request")),
-        _moment(edge.get("last_input")),
-    ]
     return Activity(
-        busy_kernels=_number(said.get("busy")),
-        connections=max(_number(said.get("connections")), _number(edge.get("sockets"))),
-        last=min(now, max(sign for sign in (*signs, run.placed_at) if sign is not None)),
-        quiet_since=_quiet_since(run, now, limit),
+        busy_kernels=_number(said.get("busy")), last=_last_sign(run, said, now), quiet_since=_quiet_since(run, now, limit)
     )
+
+
+def _last_sign(run: Run, said: dict[str, Any], now: datetime) -> datetime | None:
+    """When a person or a message last moved in it. None when a page is open and nobody can say."""
+    edge = _seen_by_edge(run)
+    at_the_edge = _moment(edge.get("last_input"))
+    if at_the_edge is None and (_number(edge.get("sockets")) or _number(said.get("connections"))):
+        return None
+    # The server's own last_activity moves with every question that an open page asks by itself: only where nothing better is said.
+    in_it = _moment(said.get("last_message" if "last_message" in said else "last_activity"))
+    signs = (run.placed_at, run.ready_at, at_the_edge, in_it)
+    return min(now, max(sign for sign in signs if sign is not None))
 
 
 def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured."""
-    units = list(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
+    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured.
+
+    By utilisation; where that is unknown (a MIG slice) by SM activity; where that is unknown too, a process on it keeps it from
+    being quiet, unless the agent tells that nothing but idle kernels is there.
+    """
+    units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
-    active = Q(utilisation__gt=QUIET_PERCENT) | Q(utilisation=None, processes__gt=0)
-    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(
-        utilisation=None, processes=None
-    )
-    last_active: dict[int, datetime | None] = {
-        row["unit_id"]: row["last"] for row in measured.values("unit_id").annotate(last=Max("ts", filter=active))
+    blind = Q(utilisation=None, sm_active=None)
+    active = Q(utilisation__gt=QUIET_PERCENT) | Q(utilisation=None, sm_active__gt=QUIET_PERCENT)
+    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(blind, processes=None)
+    found = {
+        row["unit_id"]: row
+        for row in measured.values("unit_id").annotate(
+            active=Max("ts", filter=active), unjudged=Max("ts", filter=blind & Q(processes__gt=0))
+        )
     }
-    if not units or len(last_active) < len(set(units)):
+    if not units or len(found) < len(units):
         return None
-    return max([since, *(at for at in last_active.values() if at is not None)])
+    ends = [since, *(row["active"] for row in found.values() if row["active"] is not None)]
+    if any(row["unjudged"] is not None for row in found.values()):
+        background = _moment((run.activity or {}).get("last_background"))
+        if background is None:
+            return None
+        ends.append(background)
+    return min(now, max(ends))
 
 
 def _seen_by_edge(run: Run) -> dict[str, Any]:
@@ -134,7 +149,7 @@ def _seen_by_edge(run: Run) -> dict[str, Any]:
         text = nudge.connection().get(f"{WORKSPACE_KEY}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # Redis holds hints: without them the agent's own count of connections decides.
+        # Redis holds hints: without them whoever is connected, as the agent says, is at work.
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -18,8 +18,9 @@ LARGEST_ANSWER = 1 << 20
 async def ask(socket: Path, secret: str) -> dict[str, Any] | None:
     """The notebook's activity, or None while it does not answer.
 
-    kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals,
-    last_activity (seconds since the epoch).
+    kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals; last_activity (of the server:
+    an open page asks it every few seconds) and last_message (through a kernel or a terminal; None while there is none), in
+    seconds since the epoch.
     """
     try:
         with socket_path(socket) as path:
@@ -46,12 +47,14 @@ def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | Non
     if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
         return None
     listed = [kernel for kernel in kernels if isinstance(kernel, dict)]
+    shells = [terminal for terminal in terminals if isinstance(terminal, dict)]
     return {
         "kernels": len(listed),
         "busy": sum(1 for kernel in listed if kernel.get("execution_state") in ("busy", "starting")),
         "connections": sum(_count(kernel.get("connections")) for kernel in listed),
         "terminals": len(terminals),
         "last_activity": _seconds(status.get("last_activity")),
+        "last_message": max(filter(None, (_seconds(one.get("last_activity")) for one in [*listed, *shells])), default=None),
     }
 
 

@@ -1,8 +1,10 @@
 """How much each workspace is used, for the idle rule (portal.tasks.idle_cull): kept in Redis, gone when the edge is.
 
-``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: WebSockets open now; and when the
-last request, and the last message from the browser over a WebSocket, came (seconds since the epoch, null for never). An open page
-asks for its kernels every few seconds, so ``last_request`` says that a page is open, ``last_input`` that somebody works in it.
+``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: WebSockets open now; when the last
+request came, and when somebody last did something (seconds since the epoch, null for never). An open page asks for its kernels
+every few seconds, so ``last_request`` says only that a page is open. ``last_input`` says that somebody works in it: a message
+from the browser over a WebSocket, a request that changes something, a page that was opened. With open sockets it is never null:
+what was before this process is unknown, and counts from when the first socket was seen.
 
 Written every WRITE_SECONDS while sockets are open or requests come. With open sockets it expires after OPEN_SECONDS, so that an
 edge that died leaves no notebook in use for ever, else after KEPT_SECONDS.
@@ -22,7 +24,7 @@ from portal.edge.bus import Bus
 
 WRITE_SECONDS = 5.0
 OPEN_SECONDS = 30
-KEPT_SECONDS = 3600
+KEPT_SECONDS = 24 * 3600
 KEY = "gpupool:workspace:"
 
 
@@ -46,13 +48,15 @@ class Activity:
         self._of(run).last_request = time.time()
 
     def input(self, run: str) -> None:
-        """A message from a browser came over a WebSocket."""
+        """Somebody did something."""
         self._of(run).last_input = time.time()
 
     @contextmanager
     def socket(self, run: str) -> Iterator[None]:
         """A WebSocket is open meanwhile."""
-        self._of(run).sockets += 1
+        use = self._of(run)
+        use.sockets += 1
+        use.last_input = use.last_input or time.time()
         metrics.SOCKETS.inc()
         try:
             yield

@@ -137,6 +137,8 @@ class Workspaces:
             return pages.refusal(request, decision.why, decision.workload)
         metrics.REQUESTS.labels("passed").inc()
         self._activity.request(decision.run)
+        if is_deed(visit):
+            self._activity.input(decision.run)
         if visit.is_socket:
             return await self._pass_socket(visit, decision)
         return await self._pass_request(visit, decision)
@@ -354,6 +356,12 @@ def came_from_itself(visit: Visit) -> bool:
     site = headers.get("Sec-Fetch-Site", "none")
     navigates = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
     return site in ("same-origin", "none") or (navigates and visit.request.method in ("GET", "HEAD"))
+
+
+def is_deed(visit: Visit) -> bool:
+    """Does this request tell of a person: it changes something or opens a page? What open pages ask by themselves does not."""
+    navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
+    return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))
 
 
 def headers_up(visit: Visit, to: Pass) -> CIMultiDict[str]:
