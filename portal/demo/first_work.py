@@ -29,11 +29,13 @@ class Job:
     priority: str = "normal"
 
 
-# Guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another.
+# Guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another. All H100s are held: Medical
+# imaging's guarantee by mri-pretrain, and four more by vessel-sweep, which makes room once Protein folding asks for its own.
 JOBS = (
+    Job("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 8, H100, 48, 88),
     Job("folding-member", "binder", "shared", "binder-sweep", 2, H100, 12, 91),
-    Job("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 4, H100, 48, 88),
-    Job("climate-member", "era5", "shared", "era5-tune", 8, H100, 20, 64),
+    Job("climate-member", "era5", "shared", "era5-tune", 2, H100, 20, 64),
+    Job("researcher", "vessel-seg", "shared", "vessel-sweep", 4, H100, 6, 73),
     Job("folding-member", "fold-md", "shared", "af-tune-full", 8, H100, 12, 91),
     Job("climate-lead", "nowcast", "shared", "nowcast-eval", 3, A100, 8, 37, priority="low"),
     Job("climate-member", "nowcast", "climate-lab", "storm-1km", 6, A100, 30, 79),

@@ -38,12 +38,16 @@ def is_simulated(month: date) -> bool:
 
 
 def equation(month: date) -> dict[str, Any]:
-    """The conservation line of all pools together and of each, in cents, with the difference of the two sides."""
+    """The conservation line of all pools together and of each, in cents, with the difference of the two sides.
+
+    ``not_sold`` of the total is what was idle and what was not charged, in one figure.
+    """
     pools = statements.totals(month)["pools"]
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
     rows = [{"pool": row["pool"], **{name: Decimal(row[name]) for name in names}} for row in pools]
     total: dict[str, Any] = {name: sum((row[name] for row in rows), Decimal(0)) for name in names}
     left = total["charged"] - total["margin"] + total["uncharged"] + total["idle"] + total["overhead"]
+    total["not_sold"] = total["idle"] + total["uncharged"]
     return {"pools": rows, "total": total, "difference": left - total["cost"]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -38,7 +39,7 @@ def charged(world: World) -> Workload:
     for model in set(Gpu.objects.values_list("model", flat=True)):
         Price.objects.create(
             model=model,
-            cost_per_gpu_hour=Decimal("2"),
+            cost_per_gpu_hour=Decimal("2.0301"),
             price_per_gpu_hour=Decimal("2.5"),
             valid_from=START,
             created_at=START,
@@ -95,6 +96,17 @@ def test_the_conservation_line_is_shown_and_its_difference_is_nothing(world: Wor
     page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "Does it add up?" in page
     assert ">0.00</b>" in page.replace("</svg>", ">")
+
+
+def test_the_figures_of_the_conservation_line_add_up_to_the_cent_as_they_are_shown(
+    world: World, charged: Workload
+) -> None:
+    page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
+    line = page.split('class="equation"')[1].split("check-result")[0]
+    figures = [Decimal(figure.replace(",", "")) for figure in re.findall(r"<b>([\d,]+\.\d\d)</b>", line)]
+    charged_to_teams, margin, not_sold, overhead, cost = figures
+    assert not_sold % 1 != 0  # a whole number would hide that cents are lost
+    assert charged_to_teams - margin + not_sold + overhead == cost
 
 
 def test_members_see_their_own_charges_and_others_nothing(world: World, charged: Workload) -> None:
@@ -215,7 +227,7 @@ def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
 ) -> None:
     client = signed_in(world.people[who])
     card = client.get(reverse("rate-card")).content.decode()
-    assert ">2.50<" in card and (">2.00<" in card) is sees
+    assert ">2.50<" in card and (">2.03<" in card) is sees
     lines = {"month": MONTH, "cost_centre": "CC-vision", "team": world.vision.team.pk, "project": world.vision.project.pk,
              "type": "training", "workload": charged.pk, "format": "csv"}  # fmt: skip
     for query in ({"month": MONTH, "format": "csv"}, lines):
