@@ -134,7 +134,7 @@ def _quiet_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
     }
     if not units or len(found) < len(units):
         return None
-    ends = [since, *(row["active"] for row in found.values() if row["active"] is not None)]
+    ends: list[datetime] = [since, *(row["active"] for row in found.values() if row["active"] is not None)]
     if any(row["unjudged"] is not None for row in found.values()):
         background = _moment((run.activity or {}).get("last_background"))
         if background is None:

@@ -207,6 +207,8 @@ class _Reader:
             evicted_for_workload=row["evicted_for_workload_id"],
             evicted_for_reservation=row["evicted_for_reservation_id"],
             evicted_by=row["evicted_by_id"],
+            # What ended otherwise than by making room is counted by itself.
+            evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
         )
@@ -314,6 +316,9 @@ RUNNING_COLUMNS = (
     "gone_by",
     "evicted_for_workload_id",
     "evicted_for_reservation_id",
+    "attempt",
+    "failures",
+    "lost_attempts",
     "cpu_milli",
     "memory_mib",
 )

@@ -42,6 +42,9 @@ def both(one: Mask, other: Mask) -> Mask:
 HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
 NEVER = 1 << 60  # later than every time the planner meets
 NOBODY = -1
+EVICTION_COST_SECONDS = (
+    30 * 60
+)  # having been told to go once weighs like this much work lost, so that others take their turn
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -210,6 +213,8 @@ class Board:
         self.run_slots: Ints = np.array([int(self.slots[units].sum()) for units in self.units_of], dtype=np.int64)
         since = np.array([max(r.started, r.checkpoint_at or r.started) for r in running], dtype=np.int64)
         self.lost: Ints = np.maximum(0, self.now - since) * self.run_slots  # slot-seconds an eviction throws away
+        before = np.array([r.evictions for r in running], dtype=np.int64)
+        self.cost: Ints = self.lost + before * EVICTION_COST_SECONDS * self.run_slots  # what victims are chosen by
         minimum = self.policy.minimum_runtime_seconds
         self.evictable: Mask = np.array(
             [r.preemptible and not r.stopping and self.now >= r.started + minimum for r in running], dtype=np.bool_

@@ -157,6 +157,7 @@ class Cycle:
             running = board.running[victim]
             same_team = running.team == queued.team
             why = numbers(
+                evictions=running.evictions,
                 lost=int(board.lost[victim]),
                 team=queued.team,
                 units=len(running.units),

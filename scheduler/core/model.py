@@ -176,6 +176,7 @@ class Running:
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
     evicted_by: int | None = None  # whom it made room for last time: it may not evict that one back
+    evictions: int = 0  # how often it was told to go before: each makes it dearer to evict
     cpu_milli: int = 0  # on each of its hosts
     memory_mib: int = 0  # on each of its hosts
 

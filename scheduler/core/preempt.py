@@ -2,9 +2,11 @@
 
 Across teams only borrowed work is evicted, and only for work wholly within its team's guarantee; within a team, work of
 lower priority. Only preemptible work that ran for the pool's minimum runtime, only whole workloads, and never the one
-that this workload had to make room for. Of all such sets the cheapest is wanted, by lost work: the time since each
-victim's last checkpoint x its slots. Candidates are taken cheapest first until the ask fits, on the host (or hosts)
-where that loses least, and then every victim that proves unnecessary is let off, the dearest first.
+that this workload had to make room for. Of all such sets the cheapest is wanted. A victim costs the time since its last
+checkpoint x its slots, and half an hour x its slots for each time it had to go before: so victims take turns, and nobody
+is told to go over and over because it is small, young or saves often. Candidates are taken cheapest first until the ask
+fits, on the host (or hosts) where that costs least, and then every victim that proves unnecessary is let off, the
+dearest first.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Search:
         borrowed = ~own & (board.run_reservation == 0) & (excess > 0)
         found = np.flatnonzero(useful & (outranked | borrowed))
         straddles = ~outranked[found] & (excess[found] < board.run_slots[found])
-        order = np.lexsort((board.run_id[found], board.lost[found], straddles))
+        order = np.lexsort((board.run_id[found], board.cost[found], straddles))
         return [int(victim) for victim in found[order]]
 
     # -- what a set of victims has to satisfy -----------------------------------------------------------------------
@@ -147,7 +149,7 @@ class Search:
         return None if units is None else RoomMade(victims, units)
 
     def _spread_over_hosts(self) -> list[int] | None:
-        """Victims host by host, each time on the host where the least more is lost.
+        """Victims host by host, each time on the host where the least more is to be paid.
 
         Hosts wait in a heap under a bound that their true cost can't be below (the cheapest victim on them), and are
         judged only when they come up: on a large pool most of them never are.
@@ -203,17 +205,17 @@ class Search:
         return found
 
     def _least(self, host: int, gone: list[int]) -> int:
-        """A bound: nothing more need be lost on a host that serves already, else at least its cheapest victim."""
+        """A bound: nothing more need go on a host that serves already, else at least its cheapest victim."""
         if self._host_serves(host, gone):
             return 0
-        return min((int(self.board.lost[v]) for v in self.held_on.get(host, {}) if v not in gone), default=0)
+        return min((int(self.board.cost[v]) for v in self.held_on.get(host, {}) if v not in gone), default=0)
 
     def _still_right(self, host: int, chosen: list[int], victims: list[int]) -> bool:
         """Was this host's choice made with the victims that are chosen by now?"""
         return not victims or (self._host_serves(host, [*victims, *chosen]) and self.is_lawful([*victims, *chosen]))
 
     def _host_cost(self, host: int, gone: list[int]) -> tuple[int, list[int]] | None:
-        """(lost work, more victims) that would free enough of one host, or None."""
+        """(cost, more victims) that would free enough of one host, or None."""
         if self._host_serves(host, gone):
             return 0, []
         chosen: list[int] = []
@@ -223,7 +225,7 @@ class Search:
             chosen.append(victim)
             if self._host_serves(host, [*gone, *chosen]):
                 kept = minimised(self.board, chosen, lambda some: self._host_serves(host, [*gone, *some]))
-                return sum(int(self.board.lost[v]) for v in kept), kept
+                return sum(int(self.board.cost[v]) for v in kept), kept
         return None
 
     def _host_serves(self, host: int, victims: list[int]) -> bool:
@@ -250,7 +252,7 @@ class Search:
 def minimised(board: Board, victims: list[int], suffices: Callable[[list[int]], bool]) -> list[int]:
     """The victims without those that prove unnecessary, trying to let off the dearest first."""
     kept = list(victims)
-    for victim in sorted(victims, key=lambda v: (-int(board.lost[v]), -board.running[v].id)):
+    for victim in sorted(victims, key=lambda v: (-int(board.cost[v]), -board.running[v].id)):
         without = [v for v in kept if v != victim]
         if suffices(without):
             kept = without

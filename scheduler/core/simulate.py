@@ -170,7 +170,8 @@ class Simulation:
             as_queued(self.base, running, running.started),
             predicted_seconds=max(1, running.predicted_until - running.started),
         )
-        job = Job(Arrival(running.started, queued, queued.predicted_seconds), queued, running=running)
+        arrival = Arrival(running.started, queued, queued.predicted_seconds)
+        job = Job(arrival, queued, attempt=1 + running.evictions, running=running)
         self.running[running.id] = job
         leaves = running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
         job.ends = max(self.now, min(leaves, running.until))
@@ -232,6 +233,7 @@ class Simulation:
             borrowed_slots=placement.borrowed_slots,
             reservation=queued.reservation,
             evicted_by=queued.evicted_by,
+            evictions=job.attempt - 1,
             cpu_milli=queued.ask.cpu_milli,
             memory_mib=queued.ask.memory_mib,
         )

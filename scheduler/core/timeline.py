@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import NEVER, Board, Ints, Mask, both
+from scheduler.core.board import EVICTION_COST_SECONDS, NEVER, Board, Ints, Mask, both
 from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
 from scheduler.core.reasons import Code
 
@@ -138,7 +138,7 @@ class Promises:
 
     def _cost(self, start: int, reservation: int | None) -> Ints:
         """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
-        when the start is near, the lost work of who would have to go."""
+        when the start is near, what it costs that somebody has to go, as in ``preempt``."""
         board = self.board
         near = start - lead_seconds(board) <= board.now
         cost = np.zeros(len(board.units), dtype=np.int64)
@@ -152,7 +152,7 @@ class Promises:
                 cost[board.units_of[i]] = 1
             else:
                 lost = board.now - max(running.started, running.checkpoint_at or 0)
-                cost[board.units_of[i]] = 2 + max(0, lost)
+                cost[board.units_of[i]] = 2 + max(0, lost) + running.evictions * EVICTION_COST_SECONDS
         cost[board.kept != 0] += 1
         return cost
 

@@ -208,6 +208,7 @@ class Scenario:
             stop_by=None if stop_by is None else at(stop_by),
             evicted_for_workload=row.pop("evicted_for_workload", None),
             evicted_for_reservation=row.pop("evicted_for_reservation", None),
+            evictions=row.pop("evictions", 0),
             cpu_milli=row.pop("cpus", 0) * 1000,
         )
         assert not row, f"workload {key}: nothing reads {sorted(row)}"

@@ -89,6 +89,18 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
     assert again[2].at - again[1].at == 2 * HOUR - (HOUR + 30)
 
 
+def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
+    """Blue takes a GPU back every hour. One of red's eight jobs always loses least, and yet the others take their turn."""
+    red = [
+        arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800) for n in range(1, 9)
+    ]
+    blue = [arrival(100 + n, n * HOUR + 900, team=2, runtime=1800) for n in range(1, 24)]
+    events = told(organisation(), [*red, *blue])
+    evicted = [e.workload for e in events if e.kind is EventKind.EVICTED]
+    assert len(evicted) == 23
+    assert max(evicted.count(n) for n in range(1, 9)) <= 5
+
+
 def test_what_can_not_checkpoint_starts_over() -> None:
     red = [arrival(n, 0, units=4, runtime=4 * HOUR, preemptible=True) for n in (1, 2)]
     events = told(organisation(), [*red, arrival(3, HOUR, team=2, units=4)])

@@ -72,6 +72,13 @@ def test_what_is_held_waits_and_is_promised_is_in_it(world: World) -> None:
     assert {h.name for h in taken.hosts} == {"alpha", "beta", "gamma"} and len(taken.units) == 22 + 14
 
 
+def test_attempts_that_made_room_are_told_from_those_that_failed_or_lost_their_host(world: World) -> None:
+    running = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    Workload.objects.filter(pk=running.pk).update(attempt=7, failures=1, lost_attempts=2)
+    assert snapshot.take(None, world.now).running[0].evictions == 3
+
+
 def test_the_same_rows_give_the_same_plan(world: World) -> None:
     for number in range(20):
         job(world, random.Random(number).choice(world.teams), 1 + number % 4, world.now)
