@@ -1,7 +1,7 @@
 """The environment, read once and typed. A wrong setting stops the start with one line that names it.
 
 Every variable the product reads from its environment is declared here and documented in docs/operations.md
-(tests/architecture/test_settings_are_documented.py holds the two together).
+(tests/architecture/test_documentation.py holds the two together).
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ except BadSetting as problem:
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 IS_TEST = ENVIRONMENT.environment == "test"
-IS_DEMO = ENVIRONMENT.environment == "demo"
 
 # --- gpupool's own settings, for django.conf.settings --------------------------------------------------------------
 GPUPOOL_ENVIRONMENT = ENVIRONMENT.environment

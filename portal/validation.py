@@ -16,7 +16,6 @@ LONGEST_NAME = 80
 LATEST_YEAR = 2200
 HOST_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
 USER_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
-SLUG = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 LABEL = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 EMAIL = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")

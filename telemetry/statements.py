@@ -26,6 +26,7 @@ from telemetry.core.charging import SLOTS_PER_GPU, asset_cost
 from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
 from telemetry.facts import load_rates
 from telemetry.models import (
+    STATEMENT_TRANSITIONS,
     Bucket,
     Charge,
     ChargedUntil,
@@ -395,6 +396,9 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
 
 
 def _move(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:
+    """Compare-and-swap along the table of ways; False when the month was not in ``old`` any more."""
+    if new not in STATEMENT_TRANSITIONS[old]:
+        raise ValueError(f"statement: {old} -> {new}")
     return Statement.objects.filter(month=month, state=old).update(state=new, **also) == 1
 
 

@@ -17,11 +17,10 @@ from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.selectors.work import SLOTS
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Pool, Reservation, Team
+from scheduler.models import Allocation, BoundUnit, Gpu, MaintenanceWindow, Pool, Reservation, Team
 from scheduler.states import ReservationState
 
 MOST_BOOKINGS = 3000
-SHOWN = (ReservationState.CONFIRMED, ReservationState.ACTIVE, ReservationState.OVER, ReservationState.RELEASED)
 
 
 @dataclass
@@ -278,8 +277,3 @@ def feed(user: User, now: datetime) -> list[Reservation]:
 def teams_shown(user: User) -> list[Team]:
     """Teams to filter by: names of teams are no secret inside an organisation, what they run is."""
     return list(Team.objects.order_by("name")) if user.is_authenticated else []
-
-
-def host_names(pools: Iterable[Pool]) -> list[str]:
-    """Hosts of these pools, by name."""
-    return list(Host.objects.filter(pool__in=list(pools)).order_by("name").values_list("name", flat=True))

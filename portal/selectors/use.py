@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import F, Max, Min, Q, Sum
+from django.db.models import Count, F, Max, Min, Q, Sum
 from django.db.models.functions import Trunc
 
 from scheduler.core.model import SLOTS_PER_GPU
@@ -28,10 +28,6 @@ class Use:
     values: list[float | None] = field(default_factory=list)
     latest: float | None = None
     sm_active: float | None = None
-
-    @property
-    def is_known(self) -> bool:
-        return any(value is not None for value in self.values)
 
 
 class Prices:
@@ -66,9 +62,14 @@ def sum_of(amounts: Iterable[Decimal | None]) -> Decimal | None:
 
 
 def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, Decimal]:
-    """What each has cost so far: its charges, and what it held since they were last written, at today's price."""
-    lines = Charge.objects.filter(workload__in=workloads).values_list("workload_id").annotate(sum=Sum("charged"))
-    sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount in lines}
+    """What each has cost so far: its charges, and what it held since they were last written, at today's price.
+
+    One that held what has no price is left out: what it costs is unknown, not less.
+    """
+    lines = Charge.objects.filter(workload__in=workloads).values_list("workload_id")
+    rows = list(lines.annotate(sum=Sum("charged"), unpriced=Count("pk", filter=Q(price=None))))
+    sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount, _ in rows}
+    unknown = {pk for pk, _, unpriced in rows if unpriced}
     held = Allocation.objects.filter(workload__in=workloads).filter(
         Q(period__upper_inf=True)
         | Q(unit__gpu__charged__isnull=True)
@@ -86,9 +87,11 @@ def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, 
         start = max(period.lower, charged_until) if charged_until else period.lower
         seconds = int((min(period.upper or now, now) - start).total_seconds())
         price = card.of(pool, model, slots.upper - slots.lower)
-        if seconds > 0 and price is not None:
+        if price is None:
+            unknown.add(workload)
+        elif seconds > 0:
             sums[workload] = sums.get(workload, Decimal(0)) + price * seconds / 3600
-    return {pk: rounded(amount) for pk, amount in sums.items()}
+    return {pk: rounded(amount) for pk, amount in sums.items() if pk not in unknown}
 
 
 def of_workloads(workloads: Collection[int], hosts: Collection[int], now: datetime) -> dict[int, Use]:

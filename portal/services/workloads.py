@@ -18,6 +18,7 @@ from portal.errors import Conflict
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.sign_out import session_hash
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import Priority
@@ -241,7 +242,7 @@ def open_workspace(*, actor: User, workload: Workload, session_key: str, now: da
     with transaction.atomic():
         origin = workspace_origin(workload, now)
         EntryCode.objects.create(
-            code_hash=_hash(code), user=actor, workload=workload, session_key_hash=_hash(session_key) if session_key else "",
+            code_hash=_hash(code), user=actor, workload=workload, session_key_hash=session_hash(session_key) if session_key else "",
             created_at=now, expires_at=now + CODE_LIFE,
         )  # fmt: skip
         audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)

@@ -112,7 +112,7 @@ def _ended_row(piece: Piece, currency: str) -> dict[str, Any]:
         "word": wording.state_word(workload)[1],
         "asked": home_cards.asked(workload),
         "ran": duration(ran) if ran is not None else "did not run",
-        "cost": money(piece.cost if piece.cost is not None else Decimal("0.00"), currency),
+        "cost": money(Decimal("0.00") if workload.started_at is None else piece.cost, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
     }
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 
-from telemetry.core.money import MICRO, ZERO, rounded, split, value_between
+from telemetry.core.money import MICRO, ZERO, split, value_between
 
 SLOTS_PER_GPU = 840  # scheduler.core.model says the same; a test holds the two together
 
@@ -245,11 +245,6 @@ def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal
         if low < high:
             total += value_between(low, high, rate.cost, rate.since)
     return total
-
-
-def price_of(slots: int, seconds: float, per_hour: Decimal) -> Decimal:
-    """An estimate to show while something runs: ``slots`` for ``seconds`` at ``per_hour`` per GPU, to the cent."""
-    return rounded(per_hour * Decimal(slots) / SLOTS_PER_GPU * Decimal(str(seconds)) / 3600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,14 @@ GPU-hours count slots: a slice of a seventh for seven hours is one GPU-hour. Sha
 the rows of one answer sum to its total exactly.
 """
 
-from telemetry.selectors.live import LiveUnit, Point, live, sparkline
+from telemetry.selectors.live import LiveUnit, live
 from telemetry.selectors.money import (
     BudgetView,
     ChargeGroup,
     ChargeTable,
-    WorkloadCost,
     budget_left,
     charge_lines,
     charges_by,
-    cost_of_workload,
     forecast,
     price_now,
 )
@@ -46,26 +44,22 @@ __all__ = [
     "Freshness",
     "GroupUse",
     "LiveUnit",
-    "Point",
     "PoolingSaving",
     "Series",
     "Step",
     "UseTable",
     "WaitRow",
     "Waterfall",
-    "WorkloadCost",
     "budget_left",
     "charge_lines",
     "charges_by",
     "conservation",
-    "cost_of_workload",
     "forecast",
     "freshness",
     "live",
     "pooling_saving",
     "price_now",
     "rhythm",
-    "sparkline",
     "use_by",
     "use_over_time",
     "waits",

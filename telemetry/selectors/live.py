@@ -1,4 +1,4 @@
-"""What GPUs do now, and a workload's last hours."""
+"""What GPUs do now."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection
-from django.db.models import Sum
-
-from telemetry.models import Rollup
 
 STALE = timedelta(seconds=90)  # an older reading says nothing about now
 FIELDS = (
@@ -46,14 +43,6 @@ class LiveUnit:
     stray_processes: int | None = None
 
 
-@dataclass(frozen=True)
-class Point:
-    """Mean utilisation of the units a workload held, 0 to 1, from ``at`` on; None where nothing is known."""
-
-    at: datetime
-    utilisation: float | None
-
-
 def live(now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None) -> list[LiveUnit]:
     """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
     where, values = "", []
@@ -77,25 +66,3 @@ def live(now: datetime, *, pool: int | None = None, hosts: Collection[int] | Non
             [now - STALE, now + STALE, *values],
         )
         return [LiveUnit(*row) for row in cursor.fetchall()]
-
-
-def sparkline(workload: int, now: datetime, *, hours: float = 2, points: int = 60) -> list[Point]:
-    """``points`` means over the last ``hours``, oldest first, from rollups of a minute."""
-    length = timedelta(hours=hours) / points
-    start = now - timedelta(hours=hours)
-    rows = Rollup.objects.filter(
-        resolution=Rollup.Resolution.MINUTE, allocation__workload=workload, bucket__gt=start - timedelta(minutes=1), bucket__lte=now
-    )
-    sums: dict[int, list[float]] = {}
-    grouped = rows.values("bucket").annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"))
-    for row in grouped.order_by("bucket"):
-        if row["used"] is None or not row["covered"]:
-            continue
-        index = min(points - 1, max(0, int((row["bucket"] - start) / length)))
-        entry = sums.setdefault(index, [0.0, 0.0])
-        entry[0] += row["used"]
-        entry[1] += row["covered"]
-    return [
-        Point(start + index * length, min(1.0, sums[index][0] / sums[index][1]) if index in sums else None)
-        for index in range(points)
-    ]

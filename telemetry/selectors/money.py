@@ -1,4 +1,4 @@
-"""Charges by whoever pays, what a workload cost, prices and budgets."""
+"""Charges by whoever pays, prices and budgets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Coalesce
 
-from scheduler.models import Allocation
 from telemetry.budgets import forecast_of
-from telemetry.core.charging import SLOTS_PER_GPU
 from telemetry.core.money import CENT, ZERO, round_parts, rounded
 from telemetry.facts import load_rates
-from telemetry.models import Bucket, Budget, Charge, ChargedUntil
+from telemetry.models import Bucket, Budget, Charge
 from telemetry.months import month_of
 from telemetry.selectors.scope import gpu_hours
 
@@ -63,19 +61,6 @@ class ChargeTable:
 
     groups: list[ChargeGroup]
     total: ChargeGroup
-
-
-@dataclass(frozen=True)
-class WorkloadCost:
-    """``charged`` stands in the ledger; ``running`` is an estimate for what is not charged yet, None without a price."""
-
-    charged: Decimal
-    running: Decimal | None
-    per_hour: Decimal | None
-
-    @property
-    def total(self) -> Decimal:
-        return self.charged + (self.running or ZERO)
 
 
 @dataclass(frozen=True)
@@ -196,36 +181,6 @@ def price_now(pool: int, model: str, now: datetime) -> Decimal | None:
         if rate.since <= now:
             price = rate.price
     return price
-
-
-def cost_of_workload(workload: int, now: datetime) -> WorkloadCost:
-    """What a workload has been charged, and what it has held since at the price in force now."""
-    charged = Charge.objects.filter(workload=workload).aggregate(total=Sum("charged"))["total"] or ZERO
-    running: Decimal | None = ZERO
-    per_hour: Decimal | None = ZERO
-    held = list(
-        Allocation.objects.filter(workload=workload).values_list(
-            "period", "slots", "unit__gpu__host__pool_id", "unit__gpu__model", "unit__gpu_id"
-        )
-    )
-    untils = dict(ChargedUntil.objects.filter(gpu__in={row[4] for row in held}).values_list("gpu_id", "until"))
-    prices = {key: price_now(*key, now) for key in {(row[2], row[3]) for row in held}}
-    for period, slots, pool, model, gpu in held:
-        begin = max(period.lower, untils.get(gpu, period.lower))
-        end = min(period.upper or now, now)
-        price, size = prices[pool, model], Decimal(slots.upper - slots.lower) / SLOTS_PER_GPU
-        if price is None:
-            running = per_hour = None
-            break
-        if begin < end:
-            running = (running or ZERO) + price * size * Decimal(int((end - begin).total_seconds())) / 3600
-        if period.upper is None:
-            per_hour = (per_hour or ZERO) + price * size
-    return WorkloadCost(
-        charged=rounded(charged),
-        running=None if running is None else rounded(running),
-        per_hour=None if per_hour is None else rounded(per_hour),
-    )
 
 
 def budget_left(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> BudgetView | None:

@@ -65,13 +65,6 @@ class Filters:
     def hours(self) -> float:
         return (self.end - self.start) / timedelta(hours=1)
 
-    @property
-    def of_somebody(self) -> bool:
-        """True when the question is about holders, so that time which nobody held is no part of the answer."""
-        return any(
-            (self.team, self.project, self.user, self.type, self.teams is not None, self.users is not None)
-        )
-
     def charges(self) -> QuerySet[Charge]:
         """Charge lines that overlap the period."""
         lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)

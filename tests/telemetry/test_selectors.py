@@ -173,35 +173,6 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
     assert Sample.objects.count() == 3
 
 
-def test_a_sparkline_has_gaps_where_nothing_was_measured(world: World) -> None:
-    allocation = hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
-    for minute in (0, 1, 30):
-        Rollup.objects.create(
-            resolution=60, bucket=at(9, minute), unit=allocation.unit, allocation=allocation, held_seconds=60, samples=6,
-            covered_seconds=60, utilisation_seconds=30,
-        )  # fmt: skip
-    points = selectors.sparkline(allocation.workload_id, at(10), hours=1, points=60)
-    assert [round(point.utilisation or 0, 2) for point in points[:2]] == [0.5, 0.5]
-    assert points[30].utilisation == 0.5
-    assert sum(point.utilisation is None for point in points) == 57
-
-
-def test_a_running_workload_costs_what_it_was_charged_and_what_it_holds_since(rates: World) -> None:
-    work = workload(rates, rates.vision)
-    hold(work, units_of(rates.hosts["alpha"])[0], at(9))
-    charge(at(10, 5))
-    cost = selectors.cost_of_workload(work.pk, at(10, 30))
-    assert (cost.charged, cost.running, cost.total, cost.per_hour) == tuple(
-        map(Decimal, ("2.40", "1.20", "3.60", "2.40"))
-    )
-
-
-def test_a_workload_without_a_price_costs_an_unknown_amount(world: World) -> None:
-    work = workload(world, world.vision)
-    hold(work, units_of(world.hosts["alpha"])[0], at(9))
-    assert selectors.cost_of_workload(work.pk, at(10)).running is None
-
-
 def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morning: World) -> None:
     total = selectors.charges_by("cost_centre", MARCH).total.charged
     assert total == Decimal("39.20")  # 9.60 + 4.80 + 7.20 and the static pool's 4 x 4 x 1.10
