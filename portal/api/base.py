@@ -14,7 +14,8 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
 from rest_framework import serializers, status
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication, get_authorization_header
-from rest_framework.exceptions import APIException, AuthenticationFailed, ValidationError
+from rest_framework.exceptions import APIException, AuthenticationFailed, ParseError, ValidationError
+from rest_framework.parsers import JSONParser
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -185,6 +186,17 @@ def _flat(detail: Any, given: Any, name: str = "") -> Iterable[Body]:
         yield error(said, name, given if isinstance(given, bool | int | None) else shown(given))
 
 
+class BodyParser(JSONParser):
+    """JSON. What is nested deeper than Python follows is refused like any other wrong body."""
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+        """As DRF. Raises ParseError."""
+        try:
+            return super().parse(stream, media_type, parser_context)
+        except RecursionError:
+            raise ParseError("The body is JSON nested too deeply; allowed: the fields of this call.") from None
+
+
 # -- views -------------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +217,7 @@ class View(APIView):
     """Base of every endpoint: signed in by session or token, throttled, errors in one shape."""
 
     authentication_classes = [TokenAuthentication, SessionAuthentication]
+    parser_classes = [BodyParser]
     permission_classes = [IsAuthenticated]
     throttle_classes = [ReadThrottle, WriteThrottle]
     schema = Schema()

@@ -44,6 +44,12 @@ def viewer(request: HttpRequest) -> User:
     return cast(User, request.user)
 
 
+def named(request: HttpRequest, field: str) -> str:
+    """What a hidden field of a form names; empty, which nothing is called, for text that no row can hold."""
+    text = str(request.POST.get(field, ""))
+    return text if "\0" not in text else ""
+
+
 def found(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
     """The one row that ``keys`` name among those the viewer may see, or the 404 page: ``what`` says what it would be."""
     row = rows.filter(**keys).first()

@@ -17,7 +17,7 @@ from portal import policy
 from portal.models import Membership, Organisation, User
 from portal.selectors import organisation as reads
 from portal.services import people as verbs
-from portal.web.access import signed_in, viewer
+from portal.web.access import named, signed_in, viewer
 from portal.web.verb_form import VerbForm
 from scheduler.models import Host, Project, Quota, Team, Workload
 
@@ -137,14 +137,14 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
     form = VerbForm(request.POST)
     form.is_valid()
     if verb == "remove_member":
-        person = User.objects.filter(username=request.POST.get("user", "")).first()
+        person = User.objects.filter(username=named(request, "user")).first()
         if person is None:
             raise Http404
         form.carry_out(verbs.remove_member, team=team, user=person, **given)
     elif verb == "rename":
         form.carry_out(verbs.rename_team, team=team, name=request.POST.get("name", ""), **given)
     else:
-        project = Project.objects.filter(team=team, slug=request.POST.get("project", "")).first()
+        project = Project.objects.filter(team=team, slug=named(request, "project")).first()
         if project is None:
             raise Http404
         form.carry_out(verbs.set_project_active, project=project, active=request.POST.get("active") == "1", **given)
@@ -172,7 +172,7 @@ def people(request: HttpRequest) -> HttpResponse:
 
 
 def _change_roles(request: HttpRequest) -> None:
-    person = reads.people(request.user).filter(username=request.POST.get("user", "")).first()
+    person = reads.people(request.user).filter(username=named(request, "user")).first()
     form = RolesForm(request.POST)
     if person is None or not form.is_valid():
         raise Http404

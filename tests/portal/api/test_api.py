@@ -149,6 +149,8 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
         '{"units": 1e400}',
         '{"units": ' + "9" * 5000 + "}",
         "{" * 3000,
+        "[" * 100_000,
+        '{"a":' * 50_000,
         "\x00",
         "\ud800",
     ],

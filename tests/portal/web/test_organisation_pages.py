@@ -168,3 +168,18 @@ def _limits() -> list[str]:
     from portal.services.pools import POOL_LIMITS
 
     return list(POOL_LIMITS)
+
+
+@pytest.mark.parametrize("name", ["\0", "a\0b", "nobody", "x" * 10_000, "\u202e"])
+@pytest.mark.parametrize(
+    ("page", "form"),
+    [
+        ("people", {"verb": "roles", "user": None}),
+        ("team", {"verb": "remove_member", "user": None}),
+        ("team", {"verb": "project_active", "project": None, "active": "0"}),
+    ],
+)
+def test_a_name_that_nobody_has_is_not_found(world: World, page: str, form: dict[str, str | None], name: str) -> None:
+    url = reverse(page, args=[Team.objects.order_by("pk")[0].slug] if page == "team" else [])
+    sent = {field: name if value is None else value for field, value in form.items()}
+    assert signed_in(world.operator).post(url, sent).status_code == 404
