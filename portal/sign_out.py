@@ -1,4 +1,4 @@
-"""Signing out of the portal ends what was opened from it: the edge hears of it at once, and cuts open workspaces and live pages.
+"""Who signs out, or loses a right, loses what was opened by it: the edge hears of it at once, and cuts workspaces and live pages.
 
 The row of the session is the truth: where this hint is lost, the edge finds the row missing within seconds (portal/edge/doors.py).
 """
@@ -9,6 +9,7 @@ import hashlib
 import logging
 
 import redis
+from django.db import transaction
 
 from scheduler import nudge
 
@@ -22,9 +23,18 @@ def session_hash(session_key: str) -> str:
     return hashlib.sha256(session_key.encode()).hexdigest()
 
 
+def rights_changed() -> None:
+    """Call in the transaction that takes somebody's right away: after its commit the edge looks at every open workspace again."""
+    transaction.on_commit(lambda: _publish(""), robust=True)
+
+
 def session_ended(session_key: str) -> None:
     """Call after the session's row is gone."""
+    _publish(session_hash(session_key))
+
+
+def _publish(message: str) -> None:
     try:
-        nudge.connection().publish(ACCESS_CHANNEL, session_hash(session_key))
+        nudge.connection().publish(ACCESS_CHANNEL, message)
     except redis.RedisError as error:
-        log.warning("the edge was not told of a sign-out, it will notice by itself: %s", error)
+        log.warning("the edge was not told that somebody lost access, it will notice by itself: %s", error)

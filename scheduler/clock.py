@@ -14,7 +14,7 @@ from django.db.models.functions import Coalesce
 
 from scheduler import commands, leases, locks, nudge, reconcile
 from scheduler.core.reasons import Code
-from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload
+from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload, WorkloadKind
 from scheduler.services.hosts import (
     enter_maintenance,
     move_work_off,
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 SECOND = timedelta(seconds=1)
 START_LIMIT = timedelta(seconds=120)  # from placement until the agent names the run
+ANSWER_LIMIT = timedelta(seconds=300)  # from its start until a notebook answers
 
 
 # -- work ----------------------------------------------------------------------------------------------------------------
@@ -78,6 +79,16 @@ def give_up_starts(now: datetime) -> None:
             if workload.state == WorkloadState.PLACED:
                 grace = workload.pool.grace_seconds
                 commands.stop(workload, code=Code.START_FAILED, grace_seconds=grace, now=now)
+
+
+def give_up_notebooks(now: datetime) -> None:
+    """A notebook that runs and has not answered for too long is stopped: nobody can use it, and nothing else would end it."""
+    mute = Run.objects.filter(
+        state=RunState.RUNNING, running_at__lte=now - ANSWER_LIMIT, ready_at__isnull=True,
+        workload__kind=WorkloadKind.NOTEBOOK, workload__state=WorkloadState.RUNNING,
+    )  # fmt: skip
+    for workload in Workload.objects.filter(pk__in=mute.values("workload_id")).order_by("pk"):
+        request_stop(workload, code=Code.START_FAILED, now=now)
 
 
 # -- reservations --------------------------------------------------------------------------------------------------------

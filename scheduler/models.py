@@ -88,6 +88,11 @@ class Pool(models.Model):
             )
         ]
 
+    @property
+    def spare_gpus(self) -> int:
+        """Whole GPUs kept free for critical work."""
+        return self.spare_slots // SLOTS_PER_GPU
+
     def __str__(self) -> str:
         return self.name
 
@@ -256,6 +261,11 @@ class Reservation(AskFields):
     may_exceed_guarantee = models.BooleanField(default=False)
     first_used_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True, help_text="when it was over, released or cancelled")
+    reason_code = models.CharField(
+        max_length=40, default="", blank=True, help_text="why it has begun and has no units; empty when all is well"
+    )
+    reason_numbers = models.JSONField(default=dict, blank=True)
+    reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
     created_at = models.DateTimeField()
 
     class Meta:

@@ -22,6 +22,7 @@ def sweep() -> None:
     clock.stop_after_notice(now)
     clock.stop_at_time_limits(now)
     clock.give_up_starts(now)
+    clock.give_up_notebooks(now)
     engine.cycle(engine.holder(), timezone.now(), timezone.now)
 
 

@@ -2,7 +2,8 @@
 
 - ``gpupool:host:<Host.pk>``: this host's desired state may have changed (scheduler/nudge.py)
 - ``gpupool:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/nudge.py, and the edge)
-- ``gpupool:access``, the hash of a portal session: it has ended, and with it all that it opened (portal/sign_out.py)
+- ``gpupool:access``, the hash of a portal session that has ended, and with it all that it opened; empty when somebody's rights
+  have changed (portal/sign_out.py)
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from portal import locks, policy
 from portal.errors import Conflict, Invalid
 from portal.models import ApiToken, Membership, Notification, Organisation, User, WorkspaceSession
 from portal.services import audit
+from portal.sign_out import rights_changed
 from portal.validation import EMAIL, USER_NAME, Checks, slug_of
 from scheduler.core.model import Priority
 from scheduler.models import Project, Team
@@ -176,6 +177,7 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
             raise Conflict(f"{user.username} is not in {team.name}.", field="user")
         before = {"user": user.username, "role": old.role}
         old.delete()
+        rights_changed()
         audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)
 
 
@@ -244,6 +246,7 @@ def change_user(
         if not open_:
             ApiToken.objects.filter(user=user, revoked_at=None).update(revoked_at=now)
             WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
+        rights_changed()
         user.refresh_from_db()
         audit.record(
             actor=actor,

@@ -13,7 +13,7 @@ from portal.models import Organisation, Template, User
 from portal.services import audit
 from portal.validation import Checks, slug_of
 from scheduler import nudge
-from scheduler.core.model import PoolKind
+from scheduler.core.model import SLOTS_PER_GPU, PoolKind
 from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 
 DAY = 86_400
@@ -25,6 +25,7 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "grace_seconds": (1, 3600, "seconds"),
     "minimum_runtime_seconds": (0, DAY, "seconds"),
     "half_life_seconds": (3600, 365 * DAY, "seconds"),
+    "spare_gpus": (0, MOST_GPUS, "GPUs"),
     "longest_runtime_seconds": (60, 365 * DAY, "seconds"),
     "approval_above_gpus": (0, MOST_GPUS, "GPUs"),
     "longest_reservation_seconds": (3600, 365 * DAY, "seconds"),
@@ -34,7 +35,8 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "most_gpus_per_user": (1, MOST_GPUS, "GPUs"),
     "most_gpus_per_workload": (1, MOST_GPUS, "GPUs"),
 }
-MAY_BE_EMPTY = ("most_gpus_per_user", "most_gpus_per_workload")
+MAY_BE_EMPTY = ("most_gpus_per_user", "most_gpus_per_workload", "spare_gpus")
+IN_SLOTS = {"spare_gpus": "spare_slots"}  # limits that are said in GPUs and kept in slots
 
 
 def create_pool(
@@ -199,11 +201,17 @@ def delete_template(*, actor: User, template: Template, now: datetime, via: str 
 
 
 def _limits(checks: Checks, limits: dict[str, int | None]) -> dict[str, int | None]:
+    """The columns of a pool for these limits."""
     clean: dict[str, int | None] = {}
     for field, value in limits.items():
         if field not in POOL_LIMITS:
             checks.note(field, value, f"{field} is not a limit of a pool; allowed: {', '.join(POOL_LIMITS)}.")
             continue
         low, high, unit = POOL_LIMITS[field]
-        clean[field] = None if value is None and field in MAY_BE_EMPTY else checks.count(field, value, low, high, unit)
+        if field in IN_SLOTS:
+            clean[IN_SLOTS[field]] = 0 if value is None else checks.count(field, value, low, high, unit) * SLOTS_PER_GPU
+        elif value is None and field in MAY_BE_EMPTY:
+            clean[field] = None
+        else:
+            clean[field] = checks.count(field, value, low, high, unit)
     return clean

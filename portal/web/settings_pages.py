@@ -25,6 +25,7 @@ LIMIT_WORDS = {
     "grace_seconds": ("Grace", "Seconds between the stop signal and the kill."),
     "minimum_runtime_seconds": ("Shortest undisturbed run", "Seconds a workload runs before it may be preempted."),
     "half_life_seconds": ("Half-life of use", "Seconds after which past use counts half in fair share."),
+    "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
     "longest_runtime_seconds": ("Longest runtime", "Seconds a workload may ask for."),
     "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
     "longest_reservation_seconds": ("Longest reservation", "Seconds."),

@@ -95,6 +95,25 @@ def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -
     assert workload.not_before is not None
 
 
+def test_a_notebook_that_never_answers_gives_its_gpu_back(world: World) -> None:
+    mute, answers = (
+        job(world, world.vision, 1, world.now, kind="notebook", command="", preemptible=False) for _ in "12"
+    )
+    engine.cycle("test", world.now)
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
+    for agent in agents * 2:
+        agent.sync(world.now)
+    answers.runs.update(ready_at=world.now + SECOND)
+    clock.give_up_notebooks(world.now + 299 * SECOND)
+    assert Workload.objects.filter(state="running").count() == 2
+    clock.give_up_notebooks(world.now + 301 * SECOND)
+    for agent in agents * 2:
+        agent.sync(world.now + 302 * SECOND)
+    mute.refresh_from_db()
+    answers.refresh_from_db()
+    assert (mute.state, mute.outcome, answers.state) == ("ended", Code.START_FAILED, "running")
+
+
 def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, kind="notebook", command="")
     run(world, workload, world.now)

@@ -11,7 +11,10 @@ from django.db.utils import DatabaseError
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Organisation, User
-from portal.services import health, hosts, money, people, workloads
+from portal.services import health, hosts, money, people, pools, workloads
+from portal.sign_out import ACCESS_CHANNEL
+from scheduler import nudge
+from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from telemetry.models import HealthRule, Price
 from tests.world import H100, World
@@ -237,3 +240,29 @@ def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
     with pytest.raises(Conflict):
         people.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
+
+
+def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) -> None:
+    pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=14)
+    assert (world.shared.spare_slots, world.shared.spare_gpus) == (14 * SLOTS_PER_GPU, 14)
+    assert AuditEvent.objects.get().after == {"spare_slots": 14 * SLOTS_PER_GPU}
+    with pytest.raises(Invalid, match="spare_gpus"):
+        pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=-1)
+    for units, starts in ((10, True), (12, False)):  # of 16 H100 and 7 A100, in slices too
+        wish = {"units": units // 2, "hosts": 2, "models": [H100], "name": "fit", "command": "true"}
+        answer = workloads.preview_workload(
+            actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, **wish
+        )
+        assert answer["starts_now"] is starts, answer
+
+
+def test_the_edge_looks_again_when_a_right_is_taken_away(world: World, django_capture_on_commit_callbacks: Any) -> None:
+    with nudge.connection().pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(ACCESS_CHANNEL)
+        heard.get_message(timeout=1)
+        with django_capture_on_commit_callbacks(execute=True):
+            people.remove_member(actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now)
+        assert heard.get_message(timeout=2) is not None
+        with django_capture_on_commit_callbacks(execute=True):
+            people.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+        assert heard.get_message(timeout=2) is not None
