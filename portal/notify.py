@@ -166,6 +166,18 @@ def _reservations_released(since: datetime, now: datetime) -> Iterator[Fact]:
         yield Fact("reservation_released", f"released:{reservation.pk}", owner, numbers, reservation=reservation.pk)
 
 
+def _reservations_without_units(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the owner and to operators, who may be able to return a host: one that has begun and can't be served at present."""
+    waiting = Reservation.objects.filter(
+        reason_code=Code.RESERVED_UNITS_MISSING, reason_at__gt=since, reason_at__lte=now,
+        state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE),
+    )  # fmt: skip
+    for row in waiting:
+        numbers = {**row.reason_numbers, "name": row.name, "code": row.reason_code}
+        source = f"waits:{row.pk}:{row.reason_at:%Y%m%d%H%M%S}"
+        yield Fact("reservation_waits", source, (row.owner_id, *_operators()), numbers, reservation=row.pk)
+
+
 def _approvals_wanted(since: datetime, now: datetime) -> Iterator[Fact]:
     waiting = Submission.objects.filter(state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now)
     operators: tuple[int, ...] | None = None
@@ -263,6 +275,7 @@ SOURCES = (
     _moved_starts,
     _reservations_soon,
     _reservations_released,
+    _reservations_without_units,
     _approvals_wanted,
     _approvals_decided,
     _host_troubles,

@@ -215,6 +215,16 @@ REASONS: dict[str, Sentence] = {
     "window_full": lambda f: (
         f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} could be promised for all of it."
     ),
+    "reserved_units_missing": lambda f: (
+        f"It has begun and has no GPUs yet: it needs {f.plain('', 'need') or 'more'}"
+        f"{f.plain(' on ', 'hosts', after=' hosts') if f.several('hosts') else ''}; "
+        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
+        f"{f.plain(', ', 'closed', after=' are out of service') if f.get('closed') else ''}. It is tried again all the time."
+    ),
+    "reserved_units_in_use": lambda f: (
+        f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use by "
+        f"{_counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'others'}. It gets them as soon as they are free."
+    ),
     "window_eats_guarantees": lambda f: (
         f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
         f"{f.slots('', 'left') or 'fewer'} left for this team. An operator may allow it."
@@ -346,6 +356,7 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
     "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
+    "reservation_waits": lambda f: f"Reservation {f.plain('', 'name')}: {reason(str(f.get('code') or ''), f.numbers, f.viewer)}",
     "idle_warning": lambda f: (
         f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
     ),

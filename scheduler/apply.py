@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.db.models import Q
 
 from scheduler import commands, locks, nudge
 from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Snapshot
@@ -65,6 +66,7 @@ def apply(plan: Plan, snapshot: Snapshot, now: datetime) -> Applied:
         applier.evict()
         applier.place()
         applier.explain()
+        applier.explain_reservations()
         applier.keep_accounts()
         Leader.objects.filter(pk=leader.pk).update(last_cycle_at=now)
     return applier.done
@@ -291,6 +293,25 @@ class _Applier:
             _write_reasons(changed)
             nudge.pages(nudge.QUEUE)
         self.done.reasons_written = len(changed)
+
+    def explain_reservations(self) -> None:
+        """Say why reservations that have begun have no units; take it back from those that have them, or wait no longer."""
+        said = {unbound.reservation: unbound for unbound in self.plan.unbound}
+        open_ = Reservation.objects.filter(
+            pool__in=[pool.id for pool in self.snapshot.pools],
+            state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE),
+        )
+        for row in open_.filter(Q(pk__in=said) | ~Q(reason_code="")).order_by("pk"):
+            now_said = said.get(row.pk)
+            code = str(now_said.code) if now_said else ""
+            numbers = _as_stored(now_said.numbers) if now_said else {}
+            if (row.reason_code, row.reason_numbers) == (code, numbers):
+                continue
+            since = row.reason_at if row.reason_code == code else self.now if code else None
+            Reservation.objects.filter(pk=row.pk, state=row.state).update(
+                reason_code=code, reason_numbers=numbers, reason_at=since
+            )
+            nudge.pages(nudge.CALENDAR, f"reservation:{row.public_id}")
 
     def _decide(
         self, workload: Workload, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None

@@ -457,11 +457,17 @@ class ReservationShape(Ser):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
+    reason_code = serializers.CharField(help_text="why it has begun and has no GPUs; empty when all is well")
+    reason = serializers.SerializerMethodField(help_text="the same in words")
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
         """team/project."""
         return f"{reservation.project.team.slug}/{reservation.project.slug}"
+
+    def get_reason(self, reservation: Reservation) -> str:
+        """In words; empty when all is well."""
+        return wording.reason(reservation.reason_code, reservation.reason_numbers) if reservation.reason_code else ""
 
 
 class ReservationQuery(PageQuery):

@@ -11,8 +11,8 @@ from django.db.models import F, Q
 from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import use
-from scheduler.models import Host, Team, Workload
-from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
+from scheduler.models import Host, Reservation, Team, Workload
+from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
 from telemetry.budgets import forecast_of
 from telemetry.models import Budget
 from telemetry.months import month_of
@@ -22,7 +22,7 @@ MOST = 5
 
 @dataclass(frozen=True)
 class Operations:
-    """For operators and auditors: what waits for a decision, hosts that need a look, and what waits longest."""
+    """For operators and auditors: what waits for a decision, hosts and reservations that need a look, and what waits longest."""
 
     submissions: list[Submission]
     submissions_waiting: int
@@ -30,6 +30,7 @@ class Operations:
     troubled: list[Host]
     waiting: list[Workload]
     waiting_count: int
+    unserved: list[Reservation]  # have begun and have no GPUs
 
 
 def operations(user: User) -> Operations | None:
@@ -47,6 +48,13 @@ def operations(user: User) -> Operations | None:
         troubled=list(hosts.exclude(fine).select_related("pool").order_by("name")[: 2 * MOST]),
         waiting=list(waiting.select_related("project__team", "pool").order_by(F("queued_at"), "pk")[:MOST]),
         waiting_count=waiting.count(),
+        unserved=list(
+            policy.visible_reservations(user)
+            .filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+            .exclude(reason_code="")
+            .select_related("project__team")
+            .order_by("start", "pk")[:MOST]
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy
+from portal import policy, wording
 from portal.models import User
 from portal.selectors import work
 from portal.services import reservations as verbs
@@ -94,6 +94,7 @@ def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) 
     return {
         "reservation": row,
         "asked": home_cards.asked(row),
+        "reason": wording.reason(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
         "facts": _facts(row),
         "rows": jobs.rows_of(work.pieces(inside, now), user, organisation, now),
         "units": [

@@ -191,6 +191,14 @@ def _operations(user: User, now: datetime) -> dict[str, Any] | None:
             }
             for row in found.submissions
         ],
+        "unserved": [
+            {
+                "row": row,
+                "url": reverse("reservation", args=[row.public_id]),
+                "reason": wording.reason(row.reason_code, row.reason_numbers, user),
+            }
+            for row in found.unserved
+        ],
         "waiting": [
             {
                 "row": row,

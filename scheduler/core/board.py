@@ -26,6 +26,7 @@ from scheduler.core.model import (
     Reservation,
     Running,
     Snapshot,
+    Unbound,
     Unit,
 )
 
@@ -92,6 +93,7 @@ class Board:
         self.evictions: list[Eviction] = []
         self.refusals: list[Refusal] = []
         self.bindings: list[Binding] = []
+        self.unbound: list[Unbound] = []
         self.predicted: dict[int, int] = {}  # seconds the work placed by this plan is expected to run
         self.evicted: set[int] = set()  # indices of running work told to go by this plan
         self._read_evictable()

@@ -1,9 +1,10 @@
-"""Reservations kept: units are bound at the start, and who borrows them is told to go in time."""
+"""Reservations kept: units are bound at the start, and who borrows them is told to go in time. One that has begun and can't be
+bound says why."""
 
 from __future__ import annotations
 
 from scheduler.core.board import NOBODY, Board
-from scheduler.core.model import Eviction, Reservation
+from scheduler.core.model import Eviction, Reservation, Unbound
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Promises, lead_seconds, numbers
 
@@ -14,6 +15,8 @@ def keep_reservations(board: Board) -> Promises:
     for reservation in sorted(board.reservations, key=lambda r: (r.start, r.id)):
         units = promises.witness.get(reservation.id)
         if units is None:
+            if reservation.start <= board.now and not reservation.units:
+                board.unbound.append(missing(board, promises, reservation))
             continue
         if reservation.start <= board.now and all(board.holder[u] == NOBODY and board.kept[u] == 0 for u in units):
             board.bind(reservation, units)
@@ -21,7 +24,35 @@ def keep_reservations(board: Board) -> Promises:
         board.promise(reservation, units)
         if reservation.start - lead_seconds(board) <= board.now:
             warn_holders(board, reservation, units)
+        if reservation.start <= board.now:
+            board.unbound.append(in_use(board, reservation, units))
     return promises
+
+
+def missing(board: Board, promises: Promises, reservation: Reservation) -> Unbound:
+    """No choice of units would do until its end: some failed or were closed, or are held by work that must stay."""
+    fitting = board.fitting(reservation.ask)
+    free = promises.open_units(board.now, reservation.end) & fitting
+    why = numbers(
+        closed=int((fitting & ~board.in_service).sum()),
+        free=int(free.sum()),
+        hosts=reservation.ask.hosts,
+        need=reservation.ask.total_units,
+        total=int(fitting.sum()),
+    )
+    return Unbound(reservation.id, Code.RESERVED_UNITS_MISSING, why)
+
+
+def in_use(board: Board, reservation: Reservation, units: list[int]) -> Unbound:
+    """Its units are known, and somebody is on them: on the way out, or too young to be told so."""
+    held = [u for u in units if board.holder[u] != NOBODY or board.kept[u] != 0]
+    why = numbers(
+        need=len(units),
+        units=len(held),
+        workloads=len({int(board.holder[u]) for u in held} - {NOBODY}),
+        hosts=reservation.ask.hosts,
+    )
+    return Unbound(reservation.id, Code.RESERVED_UNITS_IN_USE, why)
 
 
 def warn_holders(board: Board, reservation: Reservation, units: list[int]) -> None:

@@ -269,12 +269,22 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Unbound:
+    """A reservation that has begun and has no units yet, and why. Tried again in every cycle."""
+
+    reservation: int
+    code: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     epoch: int
     placements: tuple[Placement, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    unbound: tuple[Unbound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

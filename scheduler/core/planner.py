@@ -32,6 +32,7 @@ def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
         evictions=tuple(sorted((e for b in boards for e in b.evictions), key=lambda e: e.workload)),
         refusals=tuple(sorted([r for b in boards for r in b.refusals] + homeless, key=lambda r: r.workload)),
         bindings=tuple(sorted((x for b in boards for x in b.bindings), key=lambda x: x.reservation)),
+        unbound=tuple(sorted((x for b in boards for x in b.unbound), key=lambda x: x.reservation)),
     )
 
 

@@ -45,6 +45,9 @@ class Code(StrEnum):
     # why a reservation does not fit
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
+    # why a reservation that has begun has no units
+    RESERVED_UNITS_MISSING = "reserved_units_missing"
+    RESERVED_UNITS_IN_USE = "reserved_units_in_use"
     # how an attempt ended (also used by the agent)
     FINISHED = "finished"
     FAILED = "failed"

@@ -58,6 +58,8 @@ WAITINGS = {
     Code.SPARE_CAPACITY_KEPT,
 }
 
+UNBOUND = {Code.RESERVED_UNITS_MISSING, Code.RESERVED_UNITS_IN_USE}
+
 
 def violations(snapshot: Snapshot, plan: Plan, now: int) -> list[str]:
     """Every promise the plan breaks, in words for engineers."""
@@ -430,6 +432,7 @@ class Check:
     def _bindings(self) -> Iterator[str]:
         taken = Counter(u for b in self.plan.bindings for u in b.units)
         taken.update(u for r in self.snapshot.reservations if r.end > self.now for u in r.units)
+        yield from self._unbound()
         for binding in self.plan.bindings:
             who = f"reservation {binding.reservation}"
             reservation = self.reservations.get(binding.reservation)
@@ -449,6 +452,22 @@ class Check:
                     yield f"{who} is bound to unit {unit}, which workload {self.held[unit]} still holds"
                 if taken[unit] > 1:
                     yield f"unit {unit} is bound to two reservations"
+
+    def _unbound(self) -> Iterator[str]:
+        """One that has begun is bound, or it is said why not."""
+        bound = {b.reservation for b in self.plan.bindings}
+        said = Counter(u.reservation for u in self.plan.unbound)
+        for reservation in self.snapshot.reservations:
+            who = f"reservation {reservation.id}"
+            begun = reservation.pool in self.pools and reservation.start <= self.now < reservation.end
+            waits = begun and not reservation.units and reservation.id not in bound
+            if waits and said[reservation.id] != 1:
+                yield f"{who} has begun without units, and {said[reservation.id]} reasons are given"
+            if not waits and said[reservation.id]:
+                yield f"{who} does not wait for units, and a reason for that is given"
+        for unbound in self.plan.unbound:
+            if unbound.code not in UNBOUND or not unbound.numbers:
+                yield f"reservation {unbound.reservation} waits with code {unbound.code} and {len(unbound.numbers)} numbers"
 
     # -- evictions ---------------------------------------------------------------------------------------------------------
 

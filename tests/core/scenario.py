@@ -262,6 +262,9 @@ class Scenario:
                 }
                 for r in planned.refusals
             },
+            "unbound": {
+                str(u.reservation): {"code": str(u.code), "numbers": dict(u.numbers)} for u in planned.unbound
+            },
             "bound": {str(b.reservation): {"on": self._names(b.units)} for b in planned.bindings},
         }
         return {part: _only(said[part], self.expected.get(part, {})) for part in said}

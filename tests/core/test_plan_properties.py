@@ -59,6 +59,7 @@ def test_a_plan_without_explanations_decides_the_same() -> None:
         snapshot = crowded(seed, NOW)
         short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
         assert (short.placements, short.evictions, short.bindings) == (full.placements, full.evictions, full.bindings)
+        assert short.unbound == full.unbound
 
 
 def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:

@@ -17,6 +17,6 @@ FILES = sorted(FOLDER.glob("*.json"))
 def test_the_scenario_comes_out_as_told(path: Path) -> None:
     scenario = Scenario(path)
     planned = plan(scenario.snapshot, NOW)
-    expected = {part: scenario.expected.get(part, {}) for part in ("placed", "evicted", "refused", "bound")}
+    expected = {part: scenario.expected.get(part, {}) for part in ("placed", "evicted", "refused", "bound", "unbound")}
     assert scenario.told(planned) == expected, scenario.rule
     assert violations(scenario.snapshot, planned, NOW) == []

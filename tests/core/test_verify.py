@@ -28,6 +28,7 @@ from scheduler.core.model import (
     Running,
     Snapshot,
     Team,
+    Unbound,
     Unit,
 )
 from scheduler.core.planner import plan
@@ -318,6 +319,15 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a binding of the wrong units": (
         row("reservations", 9, ask=Ask(2, models=("A100",))),
         "bound to units it did not ask for",
+    ),
+    "a reservation that waits in silence": (lambda s, p: (s, replace(p, bindings=())), "has begun without units"),
+    "a reason for a reservation that does not wait": (
+        lambda s, p: (s, replace(p, unbound=(Unbound(9, Code.RESERVED_UNITS_MISSING, (("need", 2),)),))),
+        "does not wait for units",
+    ),
+    "a reservation that waits with a reason of workloads": (
+        lambda s, p: (s, replace(p, bindings=(), unbound=(Unbound(9, Code.WAITS_FOR_UNITS, (("need", 2),)),))),
+        "waits with code",
     ),
     "an eviction of what does not run": (eviction(workload=1234), "does not run"),
     "an eviction without notice": (eviction(stop_at=NOW), "whole notice"),

@@ -45,6 +45,26 @@ def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
         agent.sync(at)
 
 
+def test_one_that_can_not_be_bound_says_why_until_it_can(world: World, agents: list[FakeAgent]) -> None:
+    start, end = world.now + HOUR, world.now + 3 * HOUR
+    reservation = confirm(world, 8, start, end)
+    for name in ("alpha", "beta"):
+        services.cordon_host(world.hosts[name], reason="fans", now=world.now)
+    tick(agents, start - SECOND)
+    reservation.refresh_from_db()
+    assert reservation.reason_code == ""
+    for seconds in (0, 5):
+        tick(agents, start + seconds * SECOND)
+        reservation.refresh_from_db()
+        assert reservation.reason_code == Code.RESERVED_UNITS_MISSING and reservation.reason_at == start
+    told = {"need": 8, "free": 0, "closed": 16, "total": 16, "hosts": 1}
+    assert (reservation.state, reservation.reason_numbers) == ("confirmed", told)
+    services.return_host(world.hosts["beta"], now=start + 6 * SECOND)
+    tick(agents, start + 7 * SECOND)
+    reservation.refresh_from_db()
+    assert (reservation.state, reservation.reason_code, reservation.reason_at) == ("active", "", None)
+
+
 def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World, agents: list[FakeAgent]) -> None:
     start, end = world.now + HOUR, world.now + 3 * HOUR
     reservation = confirm(world, 8, start, end)

@@ -14,7 +14,7 @@ from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission
 from portal.services import approvals, reservations, workloads
 from scheduler import nudge
-from scheduler.models import Allocation, Decision, HostStateChange, Run, Workload
+from scheduler.models import Allocation, Decision, HostStateChange, Reservation, Run, Workload
 from telemetry.health import handle_events
 from telemetry.models import Budget, BudgetAlert, HealthEvent
 from tests.world import H100, World, units_of
@@ -174,6 +174,21 @@ def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
     notify.tell(world.now + MINUTE)
     assert kinds(world.finance) == kinds(world.vision.lead) == ["budget_reached"]
     assert kinds(world.vision.member) == []
+
+
+@pytest.mark.django_db
+def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(world: World) -> None:
+    made = Reservation.objects.create(
+        pool=world.shared, project=world.vision.project, owner=world.vision.member, name="course", units=8,
+        start=world.now - MINUTE, end=world.now + 60 * MINUTE, created_at=world.now, reason_at=world.now,
+        reason_code="reserved_units_missing", reason_numbers={"need": 8, "free": 5, "total": 16, "closed": 3, "hosts": 1},
+    )  # fmt: skip
+    notify.tell(world.now + MINUTE)
+    notify.tell(world.now + 2 * MINUTE)
+    assert kinds(world.vision.member) == kinds(world.operator) == ["reservation_waits"]
+    assert kinds(world.vision.lead) == kinds(world.stranger) == []
+    said = wording.reason(made.reason_code, made.reason_numbers)
+    assert "needs 8; 5 of 16" in said and "3 are out of service" in said
 
 
 # -- idleness ----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,20 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
     assert MaintenanceWindow.objects.get().host.name == "alpha"
 
 
+def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_desk(world: World) -> None:
+    now = timezone.now()
+    made = Reservation.objects.create(
+        pool=world.shared, project=world.vision.project, owner=world.vision.member, name="course", units=8,
+        start=now - timedelta(minutes=1), end=now + timedelta(hours=1), created_at=now, reason_at=now,
+        reason_code="reserved_units_missing", reason_numbers={"need": 8, "free": 5, "total": 16},
+    )  # fmt: skip
+    page = signed_in(world.vision.member).get(reverse("reservation", args=[made.public_id]))
+    assert "needs 8; 5 of 16" in page.content.decode()
+    home = signed_in(world.operator).get(reverse("home"))
+    assert "needs 8; 5 of 16" in home.content.decode()
+    assert "Reservations without GPUs" not in signed_in(world.language.member).get(reverse("home")).content.decode()
+
+
 def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
     assert "Turned away" not in signed_in(world.operator).get(page).content.decode()
