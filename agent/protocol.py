@@ -243,11 +243,10 @@ def decode(text: str, frames: dict[str, type]) -> Any:
         data = json.loads(text)
     except ValueError as error:
         raise ProtocolError(f"frame: not JSON ({error})") from None
-    if not isinstance(data, dict) or data.get("kind") not in frames:
-        allowed = ", ".join(sorted(frames))
-        kind = data.get("kind") if isinstance(data, dict) else type(data).__name__
-        raise ProtocolError(f"kind: {kind!r} is not one of {allowed}")
-    return parse(frames[data["kind"]], data)
+    kind = data.get("kind") if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in frames:
+        raise ProtocolError(f"kind: {_shown(kind)} is not one of {', '.join(sorted(frames))}")
+    return parse(frames[kind], data)
 
 
 T = typing.TypeVar("T")
@@ -303,8 +302,9 @@ def _plain(hint: Any, value: Any, path: str) -> Any:
     if hint is str and isinstance(value, str):
         if "\x00" in value:
             raise ProtocolError(f"{path}: holds a NUL character")
-        if len(value) > (LONGEST_TEXT if not path.endswith("text") else 64 * LONGEST_TEXT):
-            raise ProtocolError(f"{path}: longer than {LONGEST_TEXT} characters")
+        most = LONGEST_TEXT if not path.endswith("text") else 64 * LONGEST_TEXT
+        if len(value) > most:
+            raise ProtocolError(f"{path}: {len(value)} characters; allowed: at most {most}")
         return value
     raise ProtocolError(f"{path}: {_shown(value)} is not {hint.__name__}")
 

@@ -166,6 +166,10 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         "nonsense": "not JSON",
         "[]": "kind: 'list'",
         '{"kind": "desired"}': "kind: 'desired' is not one of",
+        '{"kind": []}': "kind: [] is not one of",
+        '{"kind": {"a": 1}}': "kind: {'a': 1} is not one of",
+        '{"kind": "log", "run": "%s", "offset": 0, "text": ""}'
+        % ("x" * 10_001): "run: 10001 characters; allowed: at most 10000",
         '{"kind": "samples", "sequence": "1", "rows": []}': "sequence: '1' is not int",
         '{"kind": "log", "run": "x\\u0000", "offset": 0, "text": ""}': "run: holds a NUL character",
         '{"kind": "log", "run": "00000000-0000-0000-0000-000000000000", "offset": 0, "text": ""}': "a run of this host",
