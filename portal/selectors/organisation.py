@@ -98,9 +98,9 @@ def changes(viewer: policy.Viewer, *, words: str = "", verb: str = "", actor: st
     return rows.order_by("-at", "-pk")
 
 
-def pools() -> QuerySet[Pool]:
-    """Every pool with its count of hosts."""
-    return Pool.objects.select_related("team").annotate(host_count=Count("hosts")).order_by("name")
+def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
+    """Visible pools with their count of hosts."""
+    return policy.visible_pools(viewer).select_related("team").annotate(host_count=Count("hosts")).order_by("name")
 
 
 def teams_to_choose() -> QuerySet[Team]:

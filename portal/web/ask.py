@@ -194,7 +194,7 @@ def _with_fix(posted: QueryDict) -> QueryDict:
     start, units = posted.get("use_start", ""), posted.get("use_units", "")
     if start:
         changed["start"] = str(start)
-    if str(units).isdigit():
+    if str(units).isascii() and str(units).isdigit():
         for name, value in count_values(int(str(units)[:6])).items():
             changed[name] = "" if value is None else str(value)
     return changed

@@ -100,7 +100,12 @@ def settings(request: HttpRequest) -> HttpResponse:
         if done is not None:
             messages.success(request, "Saved.")
             return redirect("settings")
-    context = {"form": form, "pools": reads.pools(), "may_change": may_change, "organisation_row": organisation}
+    context = {
+        "form": form,
+        "pools": reads.pools(request.user),
+        "may_change": may_change,
+        "organisation_row": organisation,
+    }
     return render(request, "organisation/settings.html", context, status=400 if form.errors else 200)
 
 

@@ -64,6 +64,15 @@ def test_a_member_may_not_change_the_team_and_is_told_so(world: World) -> None:
     assert not world.vision.team.projects.filter(name="Sneaky").exists()
 
 
+def test_the_settings_list_no_pool_of_another_team(world: World) -> None:
+    def listed(user: User) -> set[str]:
+        return {pool.slug for pool in signed_in(user).get(reverse("settings")).context["pools"]}
+
+    assert world.static.slug in listed(world.vision.member)
+    assert listed(world.language.member) == set(Pool.objects.filter(team=None).values_list("slug", flat=True))
+    assert listed(world.operator) == set(Pool.objects.values_list("slug", flat=True))
+
+
 def test_another_teams_page_is_not_found(world: World) -> None:
     assert signed_in(world.stranger).get(reverse("team", args=[world.vision.team.slug])).status_code == 404
 

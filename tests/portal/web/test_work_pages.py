@@ -537,6 +537,13 @@ def test_a_full_window_is_a_block_with_its_fix_as_a_button(world: World) -> None
     assert not Submission.objects.exists()
 
 
+@pytest.mark.parametrize("typed", ["²", "٣", "-1", "many", ""])
+def test_a_fix_that_is_no_number_changes_nothing(world: World, typed: str) -> None:
+    answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, use_units=typed))
+    assert answer.status_code == 200
+    assert answer.context["form"].data["count"] == "2"
+
+
 def test_the_preview_of_a_job_says_when_it_would_start(world: World) -> None:
     answer = signed_in(world.vision.member).post(reverse("ask-preview"), ask_data(world, kind="job", command="true"))
     assert "It would start now" in answer.content.decode()
