@@ -131,6 +131,7 @@ class Connection:
                 done, _ = await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self.connected = False
+                self._agent.on_disconnect()
                 for task in (sender, reader):
                     task.cancel()
                 await asyncio.gather(sender, reader, return_exceptions=True)

@@ -228,6 +228,11 @@ class Agent:
             run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
         self._health_due = self._recent_health()
 
+    def on_disconnect(self) -> None:
+        """The line to the edge ended: until there is one again no new workspace connections are dialled."""
+        if self._streams is not None:
+            self._streams.rest()
+
     def batches_due(self) -> Iterator[SampleBatch]:
         """Batches to send now, in order; after a while without their commit they are due again."""
         if not self._knows_committed:

@@ -49,6 +49,10 @@ class Streams:
         for task in list(self._idle)[self._wanted :]:
             task.cancel()
 
+    def rest(self) -> None:
+        """Dial no more until ``keep`` is called again; those that stand stay."""
+        self._wanted = 0
+
     async def close(self) -> None:
         """Cut all of them."""
         self._wanted = 0

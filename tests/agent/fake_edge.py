@@ -52,6 +52,8 @@ class FakeEdge:
     credentials: set[str] = field(default_factory=set)
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
+    strangers_at_the_line: int = 0  # agents whose credential is not known, turned away
+    strangers_at_a_stream: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
     _answers: int = 0
@@ -169,6 +171,7 @@ class FakeEdge:
 
     async def _sync(self, request: web.Request) -> web.StreamResponse:
         if not self._known(request):
+            self.strangers_at_the_line += 1
             return web.json_response({"error": "unknown credential"}, status=401)
         socket = web.WebSocketResponse(max_msg_size=16 << 20)
         await socket.prepare(request)
@@ -205,6 +208,7 @@ class FakeEdge:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if not self._known(request):
+            self.strangers_at_a_stream += 1
             return web.json_response({"error": "unknown credential"}, status=401)
         socket = web.WebSocketResponse(max_msg_size=16 << 20)
         await socket.prepare(request)

@@ -242,3 +242,17 @@ async def test_a_stream_to_a_run_that_is_no_notebook_is_closed_with_a_reason(
     assert message.type is aiohttp.WSMsgType.CLOSE
     assert message.data == 4404 and "no workspace" in str(message.extra)
     await edge.until(lambda: len(edge.idle_streams) >= 2)  # a used stream is replaced
+
+
+async def test_a_revoked_agent_does_not_knock_for_workspace_connections(edge: FakeEdge, agent: AgentProcess) -> None:
+    edge.streams_wanted = 3
+    await edge.push()
+    await edge.until(lambda: len(edge.idle_streams) == 3)
+    edge.credentials.clear()
+    for socket in [*edge.idle_streams, *edge.sync_sockets]:
+        await socket.close()
+    await edge.until(lambda: edge.strangers_at_the_line)
+    await asyncio.sleep(1.5)  # those that were on their way
+    knocked = edge.strangers_at_a_stream
+    await asyncio.sleep(2.5)
+    assert edge.strangers_at_a_stream == knocked
