@@ -436,7 +436,7 @@ def _csv(month: date, rows: Iterable[Line], currency: str) -> str:
         writer.writerow(
             [
                 f"{month:%Y-%m}",
-                *(_harmless(text) for text in (line.pool, line.cost_centre, line.team, line.project)),
+                *(shown_as_text(text) for text in (line.pool, line.cost_centre, line.team, line.project)),
                 line.workload_type,
                 line.model,
                 line.bucket,
@@ -455,6 +455,6 @@ def _share(share: float | None) -> str:
     return "" if share is None else f"{share:.4f}"
 
 
-def _harmless(text: str) -> str:
-    """Names are people's: one that a spreadsheet would run as a formula is shown as text."""
+def shown_as_text(text: str) -> str:
+    """A cell of any CSV file. Names are people's: what a spreadsheet would run as a formula gets an apostrophe (OWASP)."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -185,7 +185,7 @@ def price_of(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
 
 def currency() -> str:
     """The organisation's currency, three letters."""
-    return Organisation.objects.values_list("currency", flat=True).first() or "EUR"
+    return Organisation.objects.values_list("currency", flat=True).first() or Organisation().currency
 
 
 def _ended_month(checks: Checks, month: Any, now: datetime) -> date:

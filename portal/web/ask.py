@@ -30,7 +30,7 @@ from portal.web.ask_forms import (
     uuid_of,
     values_of,
 )
-from portal.web.context import organisation_of
+from portal.web.context import currency_of
 from scheduler.models import Reservation, Workload
 
 REMEMBERED = "last_ask"
@@ -108,8 +108,7 @@ def _after(request: HttpRequest, made: Submission | Reservation | Workload) -> H
 
 
 def _options(request: HttpRequest, user: User, now: datetime) -> Options:
-    organisation = organisation_of(request)
-    return Options.of(user, now, organisation.currency if organisation else "EUR")
+    return Options.of(user, now, currency_of(request))
 
 
 def _page(

@@ -20,7 +20,7 @@ from portal.services import reservations as verbs
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards, jobs, live
 from portal.web.access import carry_out, found, signed_in, viewer
-from portal.web.context import organisation_of
+from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
 from scheduler.models import Reservation
 from scheduler.states import ReservationState
@@ -87,7 +87,6 @@ def _loss(row: Reservation) -> str:
 
 
 def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
-    organisation = organisation_of(request)
     inside = row.workloads.select_related(*work.RELATED).order_by("-submitted_at", "-pk")[:50]
     bound = row.bound_units.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index")
     may_change = row.state in OPEN and policy.may(user, "reservation.change", row)
@@ -96,7 +95,7 @@ def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) 
         "asked": home_cards.asked(row),
         "reason": wording.reason(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
         "facts": _facts(row),
-        "rows": jobs.rows_of(work.pieces(inside, now), user, organisation, now),
+        "rows": jobs.rows_of(work.pieces(inside, now), user, currency_of(request), now),
         "units": [
             {"host": b.unit.gpu.host.name, "gpu": b.unit.gpu.index, "uuid": b.unit.uuid}
             for b in bound

@@ -21,14 +21,14 @@ from portal.models import User
 from portal.selectors import money as reads
 from portal.services import money as verbs
 from portal.web.access import signed_in, viewer
-from portal.web.context import organisation_of
-from portal.web.records import safe_cell
+from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
 from scheduler.core.model import SLOTS_PER_GPU
 from telemetry import selectors, statements
 from telemetry.models import Charge
 from telemetry.months import bounds, month_of, next_month
 from telemetry.selectors.money import DRILL_DOWN
+from telemetry.statements import shown_as_text
 
 # What the first table can be grouped by, and its words.
 GROUPS = (
@@ -59,7 +59,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     dimension = _dimension(request, where)
     if request.GET.get("format") == "statement":
         policy.require(user, "charges.see_all")
-        return _file(statements.csv(month, _currency(request)), f"statement-{month:%Y-%m}.csv")
+        return _file(statements.csv(month, currency_of(request)), f"statement-{month:%Y-%m}.csv")
     if dimension is None:
         return _lines(request, month, lines, where, now)
     table = selectors.charges_by(dimension, month, lines, **where)
@@ -219,7 +219,7 @@ def _groups_csv(table: selectors.ChargeTable, dimension: str, month: date, with_
         [dimension, "gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "charged", *cost, "coverage"]
     )
     for group in (*table.groups, table.total):
-        name = "total" if group is table.total else safe_cell(group.name or "none")
+        name = "total" if group is table.total else shown_as_text(group.name or "none")
         coverage = "" if group.coverage is None else f"{group.coverage:.4f}"
         amounts = [group.used, group.idle, group.unmeasured, group.reserved_unused, group.charged]
         amounts += [group.cost] if with_cost else []
@@ -241,14 +241,9 @@ def _lines_csv(rows: Iterable[Charge], month: date, with_cost: bool) -> HttpResp
         price = line.price.price_per_gpu_hour if line.price else ""
         seconds = Decimal(line.slot_seconds) / SLOTS_PER_GPU
         facts = [line.pk, line.start.isoformat(), line.end.isoformat(), line.bucket, line.model, seconds, price]
-        facts += [line.charged, *([line.cost] if with_cost else []), *(safe_cell(name) for name in names)]
+        facts += [line.charged, *([line.cost] if with_cost else []), *(shown_as_text(name) for name in names)]
         writer.writerow([*facts, line.allocation_id or "", line.corrects_id or "", line.simulated])
     return response
-
-
-def _currency(request: HttpRequest) -> str:
-    organisation = organisation_of(request)
-    return organisation.currency if organisation else "EUR"
 
 
 # -- closing -----------------------------------------------------------------------------------------------------------

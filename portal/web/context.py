@@ -80,6 +80,12 @@ def organisation_of(request: HttpRequest) -> Organisation | None:
     return request._organisation  # type: ignore[attr-defined, no-any-return]
 
 
+def currency_of(request: HttpRequest) -> str:
+    """The organisation's currency, three letters."""
+    organisation = organisation_of(request) or Organisation()
+    return organisation.currency
+
+
 def frame(request: HttpRequest) -> dict[str, Any]:
     """Context of every page: navigation with its counts, search, notices, who one is, what is simulated."""
     user = getattr(request, "user", None)
@@ -89,7 +95,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     memberships = list(Membership.objects.filter(user=user).select_related("team").order_by("team__name"))
     return {
         "organisation": organisation,
-        "currency": organisation.currency if organisation else "EUR",
+        "currency": currency_of(request),
         "nav": _navigation(request, user, memberships),
         "search_url": reverse("search"),
         "simulated_notice": _simulated(user, organisation),

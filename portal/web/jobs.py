@@ -13,13 +13,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy, wording
-from portal.models import Organisation, User
+from portal.models import User
 from portal.selectors import use, work
 from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.web import home_cards, live
 from portal.web.access import signed_in, viewer
-from portal.web.context import organisation_of
+from portal.web.context import currency_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
 from scheduler import logs
@@ -51,7 +51,7 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
     context = {
         "filters": filters,
         "page": page,
-        "rows": rows_of(work.pieces(page.object_list, now), user, organisation_of(request), now),
+        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now),
         "kind": "job",
         "may_launch": policy.launchable_projects(user).exists(),
     }
@@ -67,8 +67,7 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     workload = workload_of(request, public_id)
     if workload.kind != WorkloadKind.JOB:
         return redirect("notebook", public_id=public_id)
-    organisation = organisation_of(request)
-    currency = organisation.currency if organisation else "EUR"
+    currency = currency_of(request)
     piece = work.pieces([workload], now)[0]
     context = {
         "workload": workload,
@@ -367,9 +366,8 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
     return [{"label": label, "value": value, "url": url} for label, value, url in facts]
 
 
-def rows_of(pieces: list[Piece], user: User, organisation: Organisation | None, now: datetime) -> list[dict[str, Any]]:
+def rows_of(pieces: list[Piece], user: User, currency: str, now: datetime) -> list[dict[str, Any]]:
     """Rows of a list of notebooks or jobs."""
-    currency = organisation.currency if organisation else "EUR"
     rows = []
     for piece in pieces:
         workload = piece.workload

@@ -23,7 +23,7 @@ from portal.services import workloads as verbs
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web import home_cards, jobs, live
 from portal.web.access import signed_in, viewer
-from portal.web.context import organisation_of
+from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
@@ -47,7 +47,7 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
     context = {
         "filters": filters,
         "page": page,
-        "rows": jobs.rows_of(work.pieces(page.object_list, now), user, organisation_of(request), now),
+        "rows": jobs.rows_of(work.pieces(page.object_list, now), user, currency_of(request), now),
         "kind": "notebook",
         "may_launch": policy.launchable_projects(user).exists(),
     }
@@ -131,8 +131,7 @@ class LaunchForm(VerbForm):
 def launch(request: HttpRequest) -> HttpResponse:
     """The form is filled in from the last time, or from a notebook (``?from=``): then launching is one click."""
     user, now = viewer(request), timezone.now()
-    organisation = organisation_of(request)
-    currency = organisation.currency if organisation else "EUR"
+    currency = currency_of(request)
     made: dict[str, Any] = {
         "user": user,
         "lines": free.free_now(user, now),
@@ -220,8 +219,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     workload = workload_of(request, public_id)
     if workload.kind != WorkloadKind.NOTEBOOK:
         return redirect("job", public_id=public_id)
-    organisation = organisation_of(request)
-    currency = organisation.currency if organisation else "EUR"
+    currency = currency_of(request)
     piece = work.pieces([workload], now)[0]
     context = {
         "workload": workload,

@@ -16,6 +16,7 @@ from django.utils import timezone
 from portal.models import AuditEvent
 from portal.selectors import organisation as reads
 from portal.web.access import signed_in
+from telemetry.statements import shown_as_text
 
 PER_PAGE = 50
 MOST_CSV_ROWS = 50_000
@@ -73,11 +74,6 @@ def _csv(rows: Iterable[AuditEvent]) -> HttpResponse:
         team = event.team.slug if event.team else ""
         values = [event.at.isoformat(), event.actor_name, event.via, event.verb, event.target, event.target_name, team]
         writer.writerow(
-            [safe_cell(value) for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)]
+            [shown_as_text(value) for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)]
         )
     return response
-
-
-def safe_cell(text: str) -> str:
-    """A cell that a spreadsheet shows as text: what would start a formula gets an apostrophe (OWASP, CSV injection)."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

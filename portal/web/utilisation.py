@@ -17,10 +17,10 @@ from portal.selectors import use_pages as reads
 from portal.templatetags.gpupool import duration, grouped, money, percent
 from portal.web import use_charts
 from portal.web.access import signed_in, viewer
-from portal.web.context import organisation_of
-from portal.web.records import safe_cell
+from portal.web.context import currency_of
 from telemetry import selectors
 from telemetry.months import bounds, month_of, next_month
+from telemetry.statements import shown_as_text
 
 PERIODS = (("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("month", "This month"), ("last", "Last month"))
 LONGEST_DAYS = 400
@@ -84,7 +84,7 @@ def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     response["Content-Disposition"] = f'attachment; filename="{chart}.csv"'
     writer = csv.writer(response)
     writer.writerow(use_charts.CSV_COLUMNS[chart])
-    writer.writerows([["" if cell is None else safe_cell(str(cell)) for cell in row] for row in made.raw])
+    writer.writerows([[shown_as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in made.raw])
     return response
 
 
@@ -99,7 +99,6 @@ def _question(request: HttpRequest, user: User, now: datetime) -> use_charts.Que
     dimension = request.GET.get("by", "team")
     if dimension not in dict(use_charts.DIMENSIONS):
         raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(use_charts.DIMENSIONS))}.")
-    organisation = organisation_of(request)
     return use_charts.Question(
         filters=selectors.Filters(
             start=start,
@@ -115,7 +114,7 @@ def _question(request: HttpRequest, user: User, now: datetime) -> use_charts.Que
         teams=teams,
         models=models,
         now=now,
-        currency=organisation.currency if organisation else "EUR",
+        currency=currency_of(request),
     )
 
 

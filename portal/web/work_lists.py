@@ -16,6 +16,7 @@ from portal.models import User
 from portal.selectors.work import filtered_by_words
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
+from telemetry.statements import shown_as_text
 
 PER_PAGE = 25
 MOST_CSV_ROWS = 50_000
@@ -99,8 +100,8 @@ def csv_answer(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], no
 def _cell(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, str) and value[:1] in "=+-@\t\r":
-        return f"'{value}"
+    if isinstance(value, str):
+        return shown_as_text(value)
     return "" if value is None else value
 
 

@@ -266,6 +266,7 @@ def test_a_name_that_a_spreadsheet_would_run_is_quoted_in_the_csv(world: World) 
     answer = signed_in(world.vision.member).get(reverse("jobs"), {"format": "csv"})
     text = b"".join(answer).decode()  # type: ignore[arg-type]
     assert ",'=1+1," in text
+    assert ",'," not in text, "a cell without text stays empty"
 
 
 # -- queue -------------------------------------------------------------------------------------------------------------
