@@ -205,6 +205,12 @@ def visible_teams(user: Viewer) -> QuerySet[Team]:
     return Team.objects.filter(pk__in=my_team_ids(user))
 
 
+def named_teams(user: Viewer) -> QuerySet[Team]:
+    """Teams whose name the user may read in a sentence: the visible ones, and those with a quota in a visible pool."""
+    sharing = Quota.objects.filter(pool__in=visible_pools(user)).values("team")
+    return Team.objects.filter(Q(pk__in=visible_teams(user).values("pk")) | Q(pk__in=sharing))
+
+
 def visible_projects(user: Viewer) -> QuerySet[Project]:
     """Projects of the visible teams."""
     if sees_all_teams(user) or sees_all_charges(user):

@@ -100,13 +100,13 @@ class _Facts:
         return isinstance(value, int) and value > 1
 
     def team(self, otherwise: str = "another team") -> str:
-        """The name of the team in the numbers where the viewer may see it."""
+        """The name of the team in the numbers where the viewer may know it."""
         value = self.get("team", "for_team")
         if not isinstance(value, int):
             return otherwise
         if self.viewer is None:
             return otherwise
-        found = policy.visible_teams(self.viewer).filter(pk=value).first()
+        found = policy.named_teams(self.viewer).filter(pk=value).first()
         return found.name if found else otherwise
 
     def workload(self, otherwise: str = "another workload") -> str:

@@ -29,9 +29,8 @@ def kinds(user: Any) -> list[str]:
 
 def job(world: World, **changes: Any) -> Workload:
     given: dict[str, Any] = {"name": "train", "command": "x", "units": 1, "models": [H100], "max_runtime_seconds": 3600}
-    return workloads.submit_job(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, **(given | changes)
-    )
+    given |= {"actor": world.vision.member, "project": world.vision.project, "pool": world.shared}
+    return workloads.submit_job(now=world.now, **(given | changes))
 
 
 def run_of(workload: Workload, world: World, **fields: Any) -> Run:
@@ -80,6 +79,11 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
     )
     notify.tell(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
+    # Who shares the pool is no secret; what they run in it is.
+    other = job(world, actor=world.language.member, project=world.language.project)
+    told = wording.reason("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
+    assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in told
+    assert "and the team, to whom" in wording.reason("evicted_for_guarantee", numbers, None)
 
 
 @pytest.mark.django_db
