@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
-from django.db.models import Q
+from django.db.models import F, Q
 
 from scheduler import commands, locks, nudge
 from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Snapshot
@@ -31,7 +31,15 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from scheduler.states import RepairState, ReservationState, RunState, WorkloadState, accepts_work, change_state
+from scheduler.states import (
+    RepairState,
+    ReservationState,
+    RunState,
+    WorkloadState,
+    accepts_work,
+    change_state,
+    change_states,
+)
 
 EXPECTED_START_GRAIN_SECONDS = 60  # an estimate that moved by less is not worth a write
 
@@ -260,14 +268,15 @@ class _Applier:
     def _accept(self, placements: Sequence[Placement]) -> None:
         runs = Run.objects.filter(workload__in=[p.workload for p in placements], state=RunState.PLACED)
         commands.start([run for run in runs if run.placed_at == self.now], self.now)
+        changed = change_states(
+            [self.workloads[p.workload] for p in placements], "state", old=WorkloadState.QUEUED, new=WorkloadState.PLACED,
+            attempt=F("attempt") + 1, position=None, expected_start=None, blockers=[], earmarked_units=[], not_before=None,
+        )  # fmt: skip
+        assert changed == len(placements), "each was queued under this transaction's lock"
+        _write_starts(placements)
         for placement in placements:
             workload = self.workloads[placement.workload]
-            change_state(
-                workload, "state", old=WorkloadState.QUEUED, new=WorkloadState.PLACED, attempt=workload.attempt + 1,
-                reason_code=str(placement.code), reason_numbers=dict(placement.numbers), position=None,
-                expected_start=None, blockers=[], borrowed_slots=placement.borrowed_slots, earmarked_units=[],
-                not_before=None,
-            )  # fmt: skip
+            workload.state, workload.attempt = WorkloadState.PLACED, workload.attempt + 1
             self.done.accepted.append(placement)
             self._decide(workload, Decision.Kind.PLACED, placement.code, placement.numbers)
             nudge.pages(nudge.workload_topic(workload.public_id))
@@ -388,6 +397,28 @@ def _write_reasons(refusals: Sequence[Refusal]) -> None:
     ]
     with connection.cursor() as cursor:
         cursor.execute(WRITE_REASONS, [json.dumps(rows, default=str)])
+
+
+WRITE_STARTS = """
+UPDATE scheduler_workload AS workload
+SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, borrowed_slots = said.borrowed_slots
+FROM json_to_recordset(%s::json) AS said(id bigint, reason_code text, reason_numbers jsonb, borrowed_slots integer)
+WHERE workload.id = said.id
+"""
+
+
+def _write_starts(placements: Sequence[Placement]) -> None:
+    rows = [
+        {
+            "id": placement.workload,
+            "reason_code": str(placement.code),
+            "reason_numbers": _as_stored(placement.numbers),
+            "borrowed_slots": placement.borrowed_slots,
+        }
+        for placement in placements
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(WRITE_STARTS, [json.dumps(rows, default=str)])
 
 
 def _as_stored(numbers: Numbers) -> dict[str, Any]:
