@@ -1,0 +1,36 @@
+"""What is answered when something broke: in words to people, as JSON to the API's callers, and as 503 where a store is away."""
+
+from __future__ import annotations
+
+import sys
+
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template import loader
+from psycopg_pool import PoolTimeout
+from redis.exceptions import RedisError
+
+AWAY = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    RedisError,
+)  # the supervisor starts either store again within seconds
+RETRY_AFTER_SECONDS = 5
+BROKEN = "Something broke on our side; nothing is left half-written. Try again; if it stays, tell an operator the time."
+SHORTLY = "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """The answer to a request that ended in an exception nobody foresaw. Asks no store, since that may be what broke."""
+    is_away = isinstance(sys.exception(), AWAY)
+    status = 503 if is_away else 500
+    response: HttpResponse
+    if request.path.startswith("/api/"):
+        message = SHORTLY if is_away else BROKEN
+        response = JsonResponse({"errors": [{"field": "", "value": None, "message": message}]}, status=status)
+    else:
+        response = HttpResponse(loader.get_template(f"{status}.html").render(), status=status)
+    if is_away:
+        response["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return response

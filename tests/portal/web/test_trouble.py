@@ -1,0 +1,57 @@
+"""What people and programs are told while a store is away, or when something broke."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+from psycopg_pool import PoolTimeout
+from redis.exceptions import ConnectionError as RedisAway
+
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+
+def client_of(world: World) -> Client:
+    client = Client(raise_request_exception=False)
+    client.force_login(world.vision.member)
+    return client
+
+
+@pytest.mark.parametrize("problem", [OperationalError("gone"), PoolTimeout("gone"), RedisAway("gone")])
+def test_a_store_that_is_away_is_said_and_when_to_come_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def fail(*args: object, **named: object) -> None:
+        raise problem
+
+    client = client_of(world)
+    monkeypatch.setattr("portal.web.search.reads.search", fail)
+    page = client.get("/search/?q=abc")
+    assert page.status_code == 503 and "away" in page.content.decode() and page["Retry-After"]
+    monkeypatch.setattr("portal.api.own.policy.visible_teams", fail)
+    answer = client.get("/api/v1/teams/")
+    assert answer.status_code == 503 and "away" in answer.json()["errors"][0]["message"] and answer["Retry-After"]
+
+
+def test_what_nobody_foresaw_is_said_in_the_one_shape_of_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **named: object) -> None:
+        raise ZeroDivisionError("hush")
+
+    client = client_of(world)
+    monkeypatch.setattr("portal.web.search.reads.search", fail)
+    page = client.get("/search/?q=abc")
+    assert page.status_code == 500 and "broke" in page.content.decode() and "hush" not in page.content.decode()
+    monkeypatch.setattr("portal.api.own.policy.visible_teams", fail)
+    answer = client.get("/api/v1/teams/")
+    assert answer.status_code == 500 and "hush" not in answer.content.decode()
+    assert answer.json()["errors"][0]["message"]
+
+
+def test_the_api_goes_on_while_redis_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: object, **named: object) -> None:
+        raise RedisAway("gone")
+
+    monkeypatch.setattr("django.core.cache.backends.redis.RedisCache.get", away)
+    assert client_of(world).get("/api/v1/teams/").status_code == 200
