@@ -151,6 +151,9 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(l
         page = await context.new_page()
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(urlsplit(request.url).path))
         refused: list[str] = []
         page.on("response", lambda answer: refused.append(answer.url) if answer.status in (401, 403, 502) else None)
         await page.goto(link)
@@ -168,6 +171,8 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(l
         stored = await page.evaluate("document.cookie")
         assert "gpupool" not in stored
         assert (problems, refused) == ([], [])
+        assert await page.get_by_text("Jupyter news").count() == 0
+        assert [path for path in asked if "/lsp/" in path or path.endswith(("/news", "/update"))] == []
         await rows(stop, run)
         answer = await page.goto(f"{urlsplit(link).scheme}://{urlsplit(link).netloc}/lab")
         assert answer is not None and answer.status == 410
