@@ -24,6 +24,16 @@ def test_the_program_may_not_change_the_schema(statement: str) -> None:
         cursor.execute(statement)
 
 
+@pytest.mark.django_db
+def test_functions_with_the_owners_rights_look_for_tables_in_the_schema_only() -> None:
+    """A temporary table of the caller's must not stand in for one of ours."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT proname, proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace")
+        found = dict(cursor.fetchall())
+    assert len(found) >= 2
+    assert {tuple(settings or ()) for settings in found.values()} == {("search_path=public, pg_temp",)}, found
+
+
 @pytest.mark.django_db(transaction=True)
 def test_transactional_tests_still_find_empty_tables() -> None:
     from portal.models import User

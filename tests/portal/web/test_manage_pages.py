@@ -9,8 +9,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from agent.protocol import JoinRequest
 from portal.models import Submission, User
 from portal.services import approvals, reservations
+from scheduler import agent_api
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation
 from scheduler.states import AdminState
@@ -104,7 +106,11 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     page = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"})
     assert page.status_code == 200
     assert "--join-token" in page.content.decode()
-    assert Host.objects.get(name="gpu-09").labels == {"rack": "r7", "site": "north"}
+    made = Host.objects.get(name="gpu-09")
+    assert made.labels == {"rack": "r7", "site": "north"}
+    assert made.state_changes.get().lease_state == "joining", "its time is accounted for from its first second"
+    token = page.content.decode().partition("--join-token ")[2].split()[0].partition("<")[0]
+    assert agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host == "gpu-09"
     again = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
     assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
 
