@@ -94,6 +94,7 @@ app.conf.update(
         "partitions": {"task": "telemetry.tasks.partitions", **_every(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_every(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_every(10.0, "default")},
+        "forget expired": {"task": "portal.tasks.forget_expired", **_every(600.0, "default")},
     },
 )
 app.autodiscover_tasks(["scheduler", "telemetry", "portal"])

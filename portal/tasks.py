@@ -1,11 +1,11 @@
-"""What ticks in the portal: notices from facts, and the rule for idle notebooks. Idempotent; the clock is read here."""
+"""What ticks in the portal: notices from facts, idle notebooks, expired sessions. Idempotent; the clock is read here."""
 
 from __future__ import annotations
 
 from celery import shared_task
 from django.utils import timezone
 
-from portal import idle, notify
+from portal import idle, notify, sign_out
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
@@ -18,3 +18,9 @@ def notices() -> int:
 def idle_cull() -> dict[str, int]:
     """Warn or stop idle notebooks; how many of each verdict."""
     return idle.cull(timezone.now())
+
+
+@shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]
+def forget_expired() -> int:
+    """Delete sessions and one-time codes that nobody can use any more; how many."""
+    return sign_out.forget_expired(timezone.now())

@@ -1,0 +1,35 @@
+"""What is left of sign-ins and opened workspaces once nobody can use it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.contrib.sessions.models import Session
+
+from portal import sign_out
+from portal.models import EntryCode, WorkspaceSession
+from portal.services import workloads
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+
+def test_what_nobody_can_use_any_more_is_deleted_and_what_is_in_use_is_kept(world: World) -> None:
+    notebook = workloads.launch_notebook(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
+    )
+    cookie = timedelta(seconds=settings.SESSION_COOKIE_AGE)
+    minute = timedelta(minutes=1)
+    for name, ends in (("gone", world.now - minute), ("kept", world.now + minute)):
+        whose = {"user": world.vision.member, "workload": notebook}
+        EntryCode.objects.create(code_hash=name, created_at=ends - minute, expires_at=ends, **whose)
+        WorkspaceSession.objects.create(token_hash=name, created_at=ends - cookie, **whose)
+        Session.objects.create(session_key=name, session_data="", expire_date=ends)
+
+    assert sign_out.forget_expired(world.now) == 3
+    assert list(EntryCode.objects.values_list("code_hash", flat=True)) == ["kept"]
+    assert list(WorkspaceSession.objects.values_list("token_hash", flat=True)) == ["kept"]
+    assert list(Session.objects.values_list("session_key", flat=True)) == ["kept"]
+    assert sign_out.forget_expired(world.now) == 0
