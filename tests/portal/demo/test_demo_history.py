@@ -12,7 +12,7 @@ from portal.demo.demand import demand
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Unit, Workload
 
-NOW = datetime(2026, 11, 9, 10, 30, tzinfo=UTC)
+NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: one month and a little
 
 
 @pytest.fixture
