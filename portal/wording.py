@@ -49,6 +49,17 @@ def moment(value: datetime | float | int | None) -> str:
     return f"{timezone.localtime(at):%-d %b %Y %H:%M}"
 
 
+def window(start: datetime | None, end: datetime | None) -> str:
+    """``Sat 21 Nov 09:00 to 17:00``; the day of the end is named where it is another one. The year where it is not the start's."""
+    if start is None or end is None:
+        return "an unknown time"
+    first, last = timezone.localtime(start), timezone.localtime(end)
+    if first.date() == last.date():
+        return f"{first:%a %-d %b %H:%M} to {last:%H:%M}"
+    year = "" if first.year == last.year else f" {last:%Y}"
+    return f"{first:%a %-d %b %H:%M} to {last:%a %-d %b}{year} {last:%H:%M}"
+
+
 def gpus(slots: float | int | None) -> str:
     """Slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
     if slots is None:
@@ -356,7 +367,9 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
     "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
-    "reservation_waits": lambda f: f"Reservation {f.plain('', 'name')}: {reason(str(f.get('code') or ''), f.numbers, f.viewer)}",
+    "reservation_waits": lambda f: (
+        f"Reservation {f.plain('', 'name')}: {reason(str(f.get('code') or ''), f.numbers, f.viewer)}"
+    ),
     "idle_warning": lambda f: (
         f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
     ),
@@ -393,15 +406,18 @@ def submission_what(kind: str, payload: Numbers) -> str:
     if kind == "quota_change":
         limit = payload.get("borrow_limit_gpus")
         lend = "any number" if limit is None else f"{limit}"
-        return f"a guarantee of {payload.get('guaranteed_gpus')} {payload.get('model')}, borrowing {lend} more"
+        model = _readable(str(payload.get("model")))
+        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more"
     if kind == "reservation":
-        models = " or ".join(payload.get("models") or []) or "GPUs"
-        start, end = _parsed(payload.get("start")), _parsed(payload.get("end"))
-        return (
-            f"{payload.get('units')} {payload.get('profile') or ''} {models}".replace("  ", " ")
-            + f" from {moment(start)} to {moment(end)}"
-        )
+        models = " or ".join(map(_readable, payload.get("models") or [])) or "any GPU"
+        asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
+        when = window(_parsed(payload.get("start")), _parsed(payload.get("end")))
+        return f"{payload.get('units')} × {asked}, {when}"
     return f"membership as {payload.get('role')}"
+
+
+def _readable(model: str) -> str:
+    return model.replace("-", " ")
 
 
 # -- the same request elsewhere ----------------------------------------------------------------------------------------

@@ -318,7 +318,9 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
     overlapping = Reservation.objects.filter(
         pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active")
     )
-    fits = f"It fits: {wish.gpus:g} GPUs from {wish.start:%d %b %H:%M} to {wish.end:%d %b %H:%M} UTC."
+    fits = f"It fits: {wish.gpus:g} GPUs, {wording.window(wish.start, wish.end)}."
+    there = Gpu.objects.filter(host__pool=pool, retired_at=None)
+    models = payload.get("models") or []
     return {
         "fits": answer.fits,
         "code": answer.code,
@@ -326,7 +328,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
         "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
         "windows": reservations.windows_of(answer),
         "gpus": wish.gpus,
-        "capacity_gpus": Gpu.objects.filter(host__pool=pool, retired_at=None).count(),
+        "capacity_gpus": (there.filter(model__in=models) if models else there).count(),
         "evicted": list(engine.evicted_by_reservation(now=now, **wish.columns)),
         "overlapping": list(overlapping.select_related("project__team").order_by("start", "pk")),
     }
