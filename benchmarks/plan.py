@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from scheduler.core.model import (
@@ -48,10 +49,10 @@ SLICE, SLICES_PER_GPU = "1g.10gb", 7
 def main(argv: list[str]) -> dict[str, Any]:
     """Plan ``--rounds`` times and report the quickest; ``violations`` counts what the verifier finds in the plan."""
     options = argparse.ArgumentParser(prog="plan", description=__doc__)
-    options.add_argument("--gpus", type=int, default=1000)
-    options.add_argument("--queued", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=42)
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)
+    options.add_argument("--queued", type=_between(0, 100_000), default=1000)
+    options.add_argument("--seed", type=_between(0, 2**31), default=42)
+    options.add_argument("--rounds", type=_between(1, 100), default=3)
     given = options.parse_args(argv)
     snapshot = busy_pool(given.gpus, given.queued, given.seed)
     seconds = []
@@ -191,3 +192,12 @@ def _queued(dice: random.Random, workload: int, hosts: int) -> Queued:
         preemptible=preemptible,
         may_borrow=preemptible,
     )
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text[:20]) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read

@@ -22,12 +22,15 @@ ENVIRONMENTS = ("demo", "production", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 DATABASE_SCHEMES = ("postgres", "postgresql")
+EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SHORTEST_SECRET = 50
 LEASE_SECONDS = (5.0, 600.0)  # shortest and longest
 HOST_NAME = re.compile(
-    r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?$"
+    r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
+IPV6 = re.compile(r"\[[0-9a-fA-F:.]+\](:\d{1,5})?")
+MAIL_FROM = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,190}>?")
 
 
 class BadSetting(Exception):
@@ -96,7 +99,7 @@ def read(variables: Mapping[str, str]) -> Environment:
             variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS
         ),
         email=_email(variables),
-        mail_from=variables.get("GPUPOOL_MAIL_FROM", "gpupool@localhost"),
+        mail_from=_mail_from(variables),
     )
 
 
@@ -189,6 +192,9 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
             raise ValueError(url)
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(url)
+        # It stands in headers, so nothing that is no name may pass; an IPv6 address was checked by urlsplit.
+        if not HOST_NAME.match(parts.netloc.lower()) and not IPV6.fullmatch(parts.netloc):
+            raise ValueError(url)
         return f"{parts.scheme}://{parts.netloc.lower()}"
 
     return _parsed(name, value, allowed, parse)
@@ -197,7 +203,7 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
 def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
     port = urlsplit(edge_url).port
     value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or ("localhost" + (f":{port}" if port else ""))
-    if not HOST_NAME.match(value):
+    if not HOST_NAME.match(value) or not 0 < int(value.partition(":")[2] or 443) <= 65535:
         allowed = "a domain name in lower case, with :PORT where it is not 443"
         raise BadSetting("GPUPOOL_NOTEBOOK_DOMAIN", value, allowed)
     return value
@@ -232,6 +238,20 @@ def _lease_seconds(variables: Mapping[str, str]) -> float:
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:
     allowed = "smtp://USER:PASSWORD@HOST:PORT, smtp+tls://..., smtp+ssl://... or consolemail://"
     value = variables.get("GPUPOOL_EMAIL_URL", "").strip() or "consolemail://"
-    if urlsplit(value).scheme not in ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail"):
-        raise BadSetting("GPUPOOL_EMAIL_URL", _without_password(value), allowed)
-    return _parsed("GPUPOOL_EMAIL_URL", value, allowed, environ.Env.email_url_config)
+
+    def parse(url: str) -> Mapping[str, Any]:
+        parts = urlsplit(url)
+        if parts.scheme not in EMAIL_SCHEMES or (parts.scheme != "consolemail" and not parts.hostname):
+            raise ValueError(url)
+        return dict(environ.Env.email_url_config(url))
+
+    return _parsed("GPUPOOL_EMAIL_URL", value, allowed, parse)
+
+
+def _mail_from(variables: Mapping[str, str]) -> str:
+    value = variables.get("GPUPOOL_MAIL_FROM", "").strip() or "gpupool@localhost"
+    if not MAIL_FROM.fullmatch(value):
+        raise BadSetting(
+            "GPUPOOL_MAIL_FROM", value, "one mail address, such as gpupool@example.org or GPUs <gpus@example.org>"
+        )
+    return value

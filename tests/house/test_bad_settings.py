@@ -49,10 +49,14 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_PORTAL_URL", "127.0.0.1:8470"),
         ("GPUPOOL_PORTAL_URL", "http://portal/path"),
         ("GPUPOOL_PORTAL_URL", "http://user@portal"),
+        ("GPUPOOL_PORTAL_URL", "http://a b"),
+        ("GPUPOOL_EDGE_URL", "http://edge;script-src *"),
         ("GPUPOOL_EDGE_URL", "ws://127.0.0.1:8471"),
         ("GPUPOOL_EDGE_URL", "http://127.0.0.1:0"),
         ("GPUPOOL_NOTEBOOK_DOMAIN", "Bad_Name"),
         ("GPUPOOL_NOTEBOOK_DOMAIN", "a" * 300),
+        ("GPUPOOL_NOTEBOOK_DOMAIN", "localhost:99999"),
+        ("GPUPOOL_NOTEBOOK_DOMAIN", "localhost:0"),
         ("GPUPOOL_STATE", "relative/path"),
         ("GPUPOOL_STATE", "/nowhere/at/all"),
         ("GPUPOOL_TIME_ZONE", "Middle-earth/Shire"),
@@ -63,6 +67,10 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_LOG_LEVEL", "loud"),
         ("GPUPOOL_LOG_FORMAT", "xml"),
         ("GPUPOOL_EMAIL_URL", "pigeon://loft"),
+        ("GPUPOOL_EMAIL_URL", "smtp://"),
+        ("GPUPOOL_EMAIL_URL", "smtp://[::1"),
+        ("GPUPOOL_MAIL_FROM", "a@example.org\nBcc: b@example.org"),
+        ("GPUPOOL_MAIL_FROM", "nobody"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
@@ -110,3 +118,10 @@ def test_every_process_stops_with_one_line(command: list[str], root: Path) -> No
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     assert len(lines) == 1, lines
     assert lines[0].startswith("gpupool: setting REDIS_URL is 'valkey://localhost'; allowed: ")
+
+
+def test_addresses_and_senders_of_every_allowed_kind_are_taken() -> None:
+    for url in ("http://[::1]:8470", "http://GPU.example.org", "https://a-b.example.org:8443/"):
+        assert read({**GOOD, "GPUPOOL_PORTAL_URL": url}).portal_url == url.lower().rstrip("/")
+    for sender in ("gpupool@localhost", "GPU pool <gpus@example.org>"):
+        assert read({**GOOD, "GPUPOOL_MAIL_FROM": sender}).mail_from == sender

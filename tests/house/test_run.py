@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import plan as plan_bench
+
 
 def run(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -58,6 +60,22 @@ def test_a_wrong_port_is_refused_by_name(root: Path, port: str) -> None:
     assert done.returncode == 2
     assert repr(port) in done.stderr
     assert "1 to 65534" in done.stderr
+
+
+def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(root, "demo", "--port", "18470", "--state", str(tmp_path / "file" / "inside"))
+    assert done.returncode == 1
+    assert "--state" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")]
+)
+def test_a_wrong_size_of_a_benchmark_is_refused_by_name(wrong: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        plan_bench.main(list(wrong))
+    assert caught.value.code == 2
 
 
 def test_a_port_in_use_is_named_with_its_holder(root: Path, tmp_path: Path) -> None:
