@@ -114,7 +114,8 @@ def _options(request: HttpRequest, user: User, now: datetime) -> Options:
 def _page(
     request: HttpRequest, form: AskForm, options: Options, user: User, now: datetime, status: int = 200
 ) -> HttpResponse:
-    checked = form if form.is_bound else AskForm(_as_data(form), options=options)
+    # The preview judges what was asked by itself: beside a refusal of the service stand the windows that would fit.
+    checked = AskForm(form.data if form.is_bound else _as_data(form), options=options)
     can_ask = bool(options.projects and options.lines)
     context = {
         "form": form,

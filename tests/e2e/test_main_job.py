@@ -13,16 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+from zoneinfo import ZoneInfo
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import APIRequest, Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.running_demo import Demo
 
@@ -37,6 +39,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# What htmx logs of a refresh that is under way when somebody goes to another page; a failed one is told in other words.
+LEFT_BEHIND = ("htmx:afterRequest,", "htmx:sendAbort,")
+REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
 
 
@@ -45,7 +50,9 @@ class Person:
 
     def __init__(self, browser: Browser, demo: Demo, username: str) -> None:
         self.demo, self.username = demo, username
-        self.context: BrowserContext = browser.new_context(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
+        self.context: BrowserContext = browser.new_context(
+            viewport={"width": 1280, "height": 900}, timezone_id="Europe/Berlin"
+        )
         self.page: Page = self.context.new_page()
         self.other_hosts: list[str] = []
         self.errors: list[str] = []
@@ -59,7 +66,7 @@ class Person:
         expect(self.page.get_by_role("heading", level=1)).not_to_have_text("Sign in")
 
     def _said(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
+        if message.type == "error" and not message.text.startswith(LEFT_BEHIND):
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
     def _note(self, url: str) -> None:
@@ -76,6 +83,11 @@ class Person:
         assert answer is not None and answer.status == 200, f"{path}: {answer and answer.status}"
         return self.page
 
+    def was_refused(self) -> None:
+        """The last form was refused with a message beside its field; the browser's log names that one answer, and nothing else."""
+        assert [re.sub(r" \(http.*", "", error) for error in self.errors] == [REFUSED]
+        self.errors.clear()
+
     def check(self) -> None:
         """The page as it is now: accessible, alone with its own hosts, without an error."""
         results = Axe().run(self.page)
@@ -89,8 +101,8 @@ class Person:
 class Story:
     """The demo, its people, and what later steps need to know of earlier ones."""
 
-    def __init__(self, demo: Demo, browser: Browser) -> None:
-        self.demo, self.browser = demo, browser
+    def __init__(self, demo: Demo, browser: Browser, requests: APIRequest) -> None:
+        self.demo, self.browser, self.requests = demo, browser, requests
         self.people: dict[str, Person] = {}
         self.known: dict[str, Any] = {}
 
@@ -108,7 +120,7 @@ def story(house: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-            yield Story(demo, browser)
+            yield Story(demo, browser, playwright.request)
             browser.close()
     finally:
         if demo.process.poll() is None:
@@ -145,7 +157,9 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     lab = page  # it opened by itself
     lab.wait_for_url("**/lab**", timeout=60_000)
     address = urlsplit(lab.url)
-    assert address.hostname is not None and address.hostname.endswith(".localhost") and address.port == story.demo.port + 1
+    assert (
+        address.hostname is not None and address.hostname.endswith(".localhost") and address.port == story.demo.port + 1
+    )
     assert run_cell(lab, "print(6*7)") == "42"
     visible = run_cell(lab, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     assert visible.startswith("GPU-")
@@ -269,18 +283,16 @@ def confirm(page: Page) -> None:
 
 
 def tomorrow(hour: int) -> str:
-    day = datetime.now(UTC) + timedelta(days=1)
+    """As the browser's field takes it, in the organisation's time zone."""
+    day = datetime.now(ZoneInfo("Europe/Berlin")) + timedelta(days=1)
     return f"{day:%Y-%m-%d}T{hour:02d}:00"
 
 
-def ask_for(page: Page, name: str, gpus: str, hour: int, hours: str) -> None:
-    page.get_by_role("radio", name="Reservation", exact=True).check(force=True)
-    page.get_by_role("radio", name=re.compile("H100")).first.check()
-    if gpus in ("1", "2", "4", "8"):
-        page.get_by_role("radio", name=gpus, exact=True).check(force=True)
-    else:
-        page.get_by_role("radio", name="Other", exact=True).check(force=True)
-        page.get_by_label("How many", exact=True).fill(gpus)
+def reservation_form(page: Page, name: str, gpus: str, hour: int, hours: str) -> None:
+    """Fill in the form of a reservation of H100s for tomorrow."""
+    page.get_by_label("Project").select_option(label="Vessel segmentation, Medical imaging")
+    page.get_by_role("radio", name=re.compile("^H100")).check()
+    page.get_by_role("radio", name=gpus, exact=True).check(force=True)
     page.locator("input[name=start]").fill(tomorrow(hour))
     page.locator("input[name=length]").fill(hours)
     page.locator("input[name=name]").fill(name)
@@ -293,71 +305,129 @@ def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflic
     me, operator = story["researcher"], story["operator"]
     page = me.go("/ask/?kind=reservation")
     me.check()
-    ask_for(page, "camera-ready", "8", 9, "8")
-    expect(page.locator("#preview")).to_contain_text(re.compile("free|approval", re.I), timeout=15_000)
+    reservation_form(page, "camera-ready", "8", 9, "8")
+    # Before anything is submitted: what is free over the range, and that somebody has to approve it.
+    preview = page.locator("#preview")
+    expect(preview).to_contain_text("It fits, and waits for approval.", timeout=15_000)
+    drawn = preview.get_by_role(
+        "img", name=re.compile("^H100 80GB units free: in your range of 8 h at least 16.*you ask for 8")
+    )
+    expect(drawn).to_be_visible()
+    expect(preview).to_contain_text("gpupool reservation create")
+    me.check()
     page.get_by_role("button", name="Submit request").click()
-    expect(page.locator("main")).to_contain_text(re.compile("wait", re.I), timeout=15_000)
+    expect(page.locator("main")).to_contain_text(
+        "camera-ready fits and waits for approval. It holds nothing until then", timeout=15_000
+    )
+    me.check()
 
     desk = operator.go("/approvals/")
     operator.check()
-    desk.get_by_role("link", name=re.compile("8 .*H100")).first.click()
-    expect(desk.get_by_text("Effect on others")).to_be_visible()
+    desk.get_by_role("link", name=re.compile("^8 × H100 80GB, ")).click()
+    expect(desk.get_by_role("heading", name="Effect on others")).to_be_visible()
     expect(desk.get_by_text("The camera-ready deadline")).to_be_visible()
+    expect(desk.locator("main")).to_contain_text("would have to make room")
     operator.check()
-    desk.get_by_role("button", name=re.compile("^Approve")).last.click()
-    expect(desk.get_by_text(re.compile("Approved"))).to_be_visible()
+    desk.get_by_role("button", name="Approve A", exact=True).click()
+    expect(desk.get_by_text(re.compile("^Approved"))).to_be_visible()
 
     calendar = me.go("/calendar/")
     expect(calendar.locator("main")).to_contain_text("camera-ready")
     me.check()
+
+    # The same again: its team's guarantee is promised already. It is told when there is room, and nothing is written.
     page = me.go("/ask/?kind=reservation")
-    ask_for(page, "too-much", "8", 10, "4")
+    reservation_form(page, "too-much", "8", 10, "4")
     page.get_by_role("button", name="Submit request").click()
-    expect(page.locator("main")).to_contain_text(re.compile("first window|First free|earliest", re.I), timeout=15_000)
+    expect(page.locator("main")).to_contain_text("Nothing was saved.", timeout=15_000)
+    expect(page.locator("main")).to_contain_text("The first window of that length that fits starts")
+    me.was_refused()
+    me.check()
+    assert "too-much" not in page.request.get(f"{story.demo.url}/api/v1/reservations/?page_size=100").text()
+    block = page.locator("#preview .note.block").filter(has_text="First window that fits")
+    block.get_by_role("button", name=re.compile("^Use ")).click()
+    expect(page.locator("#preview")).to_contain_text("It fits", timeout=15_000)
+    assert page.locator("input[name=start]").input_value() != tomorrow(10)
 
 
 # -- 3 preemption ------------------------------------------------------------------------------------------------------
 
 
 def state_of(page: Page, demo: Demo, name: str) -> dict[str, Any]:
-    rows = page.request.get(f"{demo.url}/api/v1/workloads/?name={name}").json()["results"]
-    return next((row for row in rows if row["name"] == name), {})
+    """The newest workload of this name, of what may be seen; empty where there is none."""
+    rows = page.request.get(f"{demo.url}/api/v1/workloads/?page_size=100").json()["results"]
+    return next((row for row in rows if row["name"] == name and not row["simulated"]), {})
+
+
+def job_form(page: Page, name: str, gpus: str, model: str, command: str) -> None:
+    """Fill in the form of a job and submit it."""
+    page.get_by_role("radio", name=re.compile(model)).check()
+    page.get_by_role("radio", name=gpus, exact=True).check(force=True)
+    page.locator("input[name=name]").fill(name)
+    page.locator("textarea[name=command]").fill(command)
+    page.locator("input[name=length]").fill("1")
+    page.get_by_role("button", name="Submit request").click()
+    page.wait_for_url("**/jobs/*-*/**")
 
 
 def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story: Story) -> None:
-    lead, operator = story["lead"], story["operator"]
-    eventually(lambda: state_of(operator.page, story.demo, "era5-tune").get("state") == "running", 60, "era5-tune runs")
+    me, lead = story["researcher"], story["lead"]
+
+    def borrower() -> dict[str, Any]:
+        return state_of(me.page, story.demo, "vessel-sweep")
+
+    def claimant() -> dict[str, Any]:
+        return state_of(lead.page, story.demo, "urgent-fold")
+
+    eventually(lambda: borrower()["state"] == "running", 60, "vessel-sweep runs")
+    before = borrower()
+    assert before["borrowed_gpus"] == 4
     page = lead.go("/jobs/submit/")
-    page.get_by_role("radio", name=re.compile("H100")).first.check()
-    page.get_by_role("radio", name="4", exact=True).check(force=True)
-    page.locator("input[name=name]").fill("urgent-fold")
-    page.locator("textarea[name=command]").fill("echo folding; sleep 20")
-    page.locator("input[name=length]").fill("1")
-    page.get_by_role("button", name="Submit request").click()
-    expect(page.locator("main")).to_contain_text("urgent-fold", timeout=15_000)
-    eventually(
-        lambda: state_of(operator.page, story.demo, "era5-tune").get("state") == "queued", 90, "era5-tune made room"
+    job_form(page, "urgent-fold", "4", "^H100", "echo folding; sleep 15")
+    lead.check()
+    eventually(lambda: borrower()["state"] == "queued", 60, "vessel-sweep made room")
+    waiting = borrower()
+    assert waiting["checkpoint_at"] is not None and waiting["attempt"] == before["attempt"]
+    mine = me.go(f"/jobs/{before['id']}/")
+    expect(mine.get_by_role("article", name="vessel-sweep")).to_contain_text("Why it waits")
+    me.check()
+    eventually(lambda: claimant()["state"] == "running", 60, "urgent-fold runs")
+    why = me.go(f"/workloads/{before['id']}/why/")
+    expect(why.locator("main")).to_contain_text(re.compile(r"needs 4 H100|4 × H100|4 H100"))
+    me.check()
+    # Both see why, in words: whose GPUs they were, for what they were needed, what happens next.
+    me.go(f"/jobs/{before['id']}/?tab=decisions")
+    expect(me.page.locator("#parts")).to_contain_text(
+        "Its GPUs were borrowed, and Protein folding, to whom they are guaranteed, needs them"
     )
-    eventually(
-        lambda: state_of(operator.page, story.demo, "urgent-fold").get("state") in ("running", "ended"),
-        60,
-        "urgent-fold runs",
+    expect(me.page.locator("#parts")).to_contain_text("It is queued again with its place kept")
+    me.check()
+    page.get_by_role("link", name="Decisions").click()
+    expect(page.locator("#parts")).to_contain_text("Room is being made for it: 1 workload that borrowed")
+    expect(page.locator("#parts")).to_contain_text(
+        "GPUs that its team is guaranteed and had lent; the borrower made room"
     )
-    victim = state_of(operator.page, story.demo, "era5-tune")
-    why = operator.go(f"/workloads/{victim['id']}/why/")
-    expect(why.locator("main")).to_contain_text(re.compile("Protein folding|guarantee", re.I))
-    operator.check()
-    page.reload()
-    expect(page.locator("main")).to_contain_text(re.compile("guarantee", re.I))
-    eventually(
-        lambda: state_of(operator.page, story.demo, "urgent-fold").get("state") == "ended", 90, "urgent-fold ended"
-    )
-    eventually(
-        lambda: state_of(operator.page, story.demo, "era5-tune").get("state") == "running", 90, "era5-tune resumed"
-    )
-    log = operator.go(f"/jobs/{victim['id']}/")
-    expect(log.locator("main")).to_contain_text(re.compile(r"resuming at step \d+"), timeout=30_000)
-    operator.check()
+    lead.check()
+    me.go("/notifications/")
+    notice = me.page.get_by_role("listitem").or_(me.page.get_by_role("row")).filter(has_text="vessel-sweep")
+    expect(notice.first).to_contain_text(re.compile("make room|preempted|guarantee"))
+    me.check()
+
+    eventually(lambda: claimant()["state"] == "ended", 90, "urgent-fold ended")
+    eventually(lambda: borrower()["state"] == "running", 60, "vessel-sweep resumed")
+    assert borrower()["attempt"] == before["attempt"] + 1
+    page = me.go(f"/jobs/{before['id']}/")
+    resumed = page.locator("#log").filter(has_text=re.compile(r"resuming at step \d+"))
+    expect(resumed).to_be_visible(timeout=30_000)
+    at = int(re.findall(r"resuming at step (\d+)", resumed.inner_text())[-1])
+    me.check()
+    page.get_by_role("link", name="1", exact=True).first.click()
+    written = [int(step) for step in re.findall(r"checkpoint written at step (\d+)", page.locator("#log").inner_text())]
+    assert at > 0 and at == written[-1]
+    me.go(f"/jobs/{before['id']}/?tab=attempts")
+    first = page.locator("#parts tbody tr").filter(has_text=re.compile("Protein folding"))
+    expect(first).to_be_visible()
+    me.check()
 
 
 # -- 4 a quota change --------------------------------------------------------------------------------------------------
@@ -373,11 +443,13 @@ def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_excee
     page.get_by_role("button", name="Send it to an operator").click()
     desk = operator.go("/approvals/?kind=quota_change")
     expect(desk.get_by_text("The next model is larger")).to_be_visible()
-    desk.get_by_role("button", name=re.compile("^Approve")).last.click()
+    operator.check()
+    desk.get_by_role("button", name="Approve A", exact=True).click()
     expect(desk.locator("main")).to_contain_text(re.compile("allowed: up to"))
+    operator.was_refused()
     desk.get_by_label("Guaranteed GPUs").fill("3")
     desk.get_by_label(re.compile("Reason")).fill("Three for this quarter")
-    desk.get_by_role("button", name=re.compile("^Approve")).last.click()
+    desk.get_by_role("button", name="Approve A", exact=True).click()
     expect(desk.get_by_text(re.compile("Approved:"))).to_be_visible()
     team = lead.go("/teams/folding/")
     expect(team.get_by_role("row", name=re.compile("A100 80GB 3"))).to_be_visible()
@@ -386,18 +458,41 @@ def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_excee
 
 # -- 5 and 6 use and money ---------------------------------------------------------------------------------------------
 
+BY = "section[aria-labelledby=by]"
+CHARTS = (
+    "Where the GPU-hours go",
+    "Use over time",
+    "Use by team",
+    "Now, GPU by GPU",
+    "When GPUs work",
+    "Pooled or dedicated",
+    "How long people wait",
+)
+
 
 def test_5_utilisation_shows_live_and_past_use_with_a_table_and_a_csv_behind_each_chart(story: Story) -> None:
     operator = story["operator"]
     eventually(lambda: (story.demo.folder / "history.done").exists(), 300, "the simulated past is loaded")
     page = operator.go("/utilisation/?period=30d")
-    expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=30_000)
-    assert page.locator(".js-plotly-plot").count() >= 6
-    expect(page.locator("main")).to_contain_text("simulated history")
+    expect(page.locator("main")).to_contain_text("includes simulated history")
+    expect(page.locator("main")).to_contain_text(re.compile(r"Saved by pooling\s*[\d.,]+ GPUs"))
+    assert re.findall(r"h\d", page.locator(".panel", has_text="Now, GPU by GPU").inner_text())
+    for title in CHARTS:
+        panel = page.locator("section.panel").filter(has=page.get_by_role("heading", name=title, exact=True))
+        panel.scroll_into_view_if_needed()
+        expect(panel.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=30_000)
+        answer = page.request.get(
+            urljoin(page.url, str(panel.get_by_role("link", name="CSV", exact=True).get_attribute("href")))
+        )
+        lines = answer.text().splitlines()
+        assert answer.status == 200 and answer.headers["content-type"].startswith("text/csv") and len(lines) > 1, title
+        panel.get_by_text("Table", exact=True).click()
+        expect(panel.get_by_role("table")).to_be_visible()
+        expect(panel.get_by_role("row")).not_to_have_count(1)
     operator.check()
-    for chart in page.get_by_role("link", name="CSV", exact=True).all():
-        answer = page.request.get(story.demo.url + str(chart.get_attribute("href")))
-        assert answer.status == 200 and len(answer.text().splitlines()) > 1, chart.get_attribute("href")
+    for by in ("Project", "GPU"):
+        page.get_by_role("link", name=by, exact=True).click()
+        expect(page.get_by_role("heading", name=re.compile(f"Use by {by}", re.I))).to_be_visible()
     fleet = operator.go("/fleet/")
     expect(fleet.locator("main")).to_contain_text("simulated")
     operator.check()
@@ -406,14 +501,33 @@ def test_5_utilisation_shows_live_and_past_use_with_a_table_and_a_csv_behind_eac
 def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None:
     finance = story["finance"]
     page = finance.go("/chargeback/")
+    expect(page.get_by_role("heading", name="Does it add up?")).to_be_visible()
+    assert adds_up(page)
     finance.check()
-    page.locator("a[aria-label]").filter(has=page.locator("svg")).first.click()  # the month before
-    expect(page.get_by_text("Does it add up?")).to_be_visible()
-    expect(page.locator(".check-result")).to_contain_text("0.00")
-    for column in ("Team", "Project", "Workload type", "Person"):
-        page.get_by_role("link", name=column, exact=True).click()
-        expect(page.get_by_role("columnheader", name=column)).to_be_visible()
+    page.get_by_role("link", name=re.compile(r"^[A-Z][a-z]+ 20\d\d$")).first.click()  # the month before
+    page.wait_for_url("**month=**")
     month = page.url.split("month=")[1][:7]
+    assert adds_up(page)
+    total = charged_in_total(page)
+    for column in ("Cost centre", "Team", "Project", "Workload type"):
+        page.get_by_role("link", name=column, exact=True).first.click()
+        expect(page.get_by_role("columnheader", name=column)).to_be_visible()
+        assert charged_in_total(page) == total
+        table = page.request.get(page.url + "&format=csv")
+        assert table.status == 200 and len(table.text().splitlines()) > 2
+    # Down to the workloads of a project, and to the lines of one: each level is one click, and its lines sum to the row above.
+    page.goto(f"{story.demo.url}/chargeback/?month={month}")
+    for column in ("Team", "Project", "Workload type", "Workload"):
+        row = page.locator(BY + " tbody tr:not(.total)").first
+        above = amount(row.locator("td:nth-child(7)").inner_text())
+        row.get_by_role("link").click()
+        expect(page.get_by_role("columnheader", name=column, exact=True)).to_be_visible()
+        assert charged_in_total(page) == above
+    finance.check()
+    page.locator(BY + " tbody a").first.click()
+    expect(page.get_by_role("columnheader", name="GPU-hours")).to_be_visible()
+    finance.check()
+
     statement = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")
     assert statement.status == 200 and "CC-4100" in statement.text()
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
@@ -421,60 +535,101 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
     finance.check()
     page.get_by_role("button", name="Close it for good").click()
     expect(page.get_by_text(re.compile("is closed"))).to_be_visible(timeout=60_000)
+    closed = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")
+    assert closed.body() == statement.body()
+    # Nothing changes it afterwards: a new rate from its first day on is refused, and not a byte moves.
+    page.goto(f"{story.demo.url}/chargeback/rates/")
+    finance.check()
+    page.get_by_label("From").fill(f"{month}-01T00:00")
+    page.get_by_label("Price").fill("99")
+    page.get_by_label("Owner's cost").fill("98")
+    page.get_by_role("button", name="Set the price").click()
+    expect(page.locator("main")).to_contain_text("A price never changes the past.")
+    finance.was_refused()
+    finance.check()
     again = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")
     assert again.body() == statement.body()
+    page.goto(f"{story.demo.url}/chargeback/?month={month}")
+    expect(page.locator("main")).to_contain_text("Closed")
+    assert adds_up(page) and page.get_by_role("link", name=re.compile("^Close ")).count() == 0
     finance.check()
+
+
+def charged_in_total(page: Page) -> Decimal:
+    """What the table charges; its rows sum to its total, to the cent."""
+    rows = page.locator(BY + " tbody tr:not(.total) td:nth-child(7)").all_inner_texts()
+    total = amount(page.locator(BY + " tr.total td:nth-child(7)").inner_text())
+    assert sum(map(amount, rows), Decimal(0)) == total
+    return total
+
+
+def amount(text: str) -> Decimal:
+    return Decimal(text.replace(",", "").strip())
+
+
+def adds_up(page: Page) -> bool:
+    """The conservation line, worked out again from what the page shows."""
+    line = page.locator(".equation .big b")
+    expect(line).to_have_count(5)
+    charged, margin, idle, overhead, cost = map(amount, line.all_inner_texts())
+    expect(page.locator(".check-result")).to_contain_text("0.00")
+    return cost > 0 and charged - margin + idle + overhead == cost
 
 
 # -- 7 hosts -----------------------------------------------------------------------------------------------------------
 
 
-def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its_host(story: Story) -> None:
-    operator = story["operator"]
-    where = where_runs(operator.page, story.demo, "nowcast-eval")
-    page = operator.go(f"/hosts/{where}/drain/")
-    expect(page.locator("main")).to_contain_text("nowcast-eval")
+def change_host(operator: Person, host: str, verb: str, button: str, why: str = "") -> Page:
+    """What it touches is shown, then it is done."""
+    page = operator.go(f"/hosts/{host}/{verb}/")
     operator.check()
-    page.get_by_label(re.compile("Reason")).fill("New fans")
-    page.get_by_role("button", name="Drain").click()
-    expect(page.get_by_text(re.compile("drain is done"))).to_be_visible()
-    eventually(lambda: where_runs(operator.page, story.demo, "nowcast-eval") is None, 90, "nowcast-eval left")
-    operator.go(f"/hosts/{where}/return/")
-    page.get_by_role("button", name="Return to service").click()
-    expect(page.get_by_text(re.compile("return to service is done"))).to_be_visible()
-    eventually(lambda: where_runs(operator.page, story.demo, "nowcast-eval") is not None, 90, "nowcast-eval runs again")
+    page.get_by_label(re.compile("Reason")).fill(why)
+    page.get_by_role("button", name=button, exact=True).click()
+    expect(page.get_by_text(f"{host}: {button.lower()} is done.")).to_be_visible()
+    return page
 
-    eventually(lambda: where_runs(operator.page, story.demo, "mri-pretrain") is not None, 60, "mri-pretrain runs")
-    sick = where_runs(operator.page, story.demo, "mri-pretrain")
-    assert sick is not None
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "agent",
-            "plant-xid",
-            "--state",
-            str(story.demo.folder / "agents" / sick),
-            "--gpu",
-            "0",
-            "--code",
-            "79",
-        ],
-        cwd=ROOT,
-        check=True,
-    )
-    host = operator.go(f"/hosts/{sick}/")
-    eventually(
-        lambda: (
-            operator.page.request.get(f"{story.demo.url}/api/v1/hosts/{sick}/").json()["admin_state"] != "in_service"
-        ),
-        60,
-        "the host is out of service by the table",
-    )
-    host.reload()
-    expect(host.locator("main")).to_contain_text("xid:79")
+
+def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its_host(story: Story) -> None:
+    operator, lead = story["operator"], story["lead"]
+    change_host(operator, "h4", "cordon", "Cordon", "New fans")
+    assert where_runs(operator.page, story.demo, "storm-1km") == "h4"
+    page = operator.go("/hosts/h4/drain/")
+    expect(page.get_by_role("row", name=re.compile("storm-1km"))).to_contain_text("checkpoints, then waits for room")
+    change_host(operator, "h4", "drain", "Drain", "New fans")
+
+    eventually(lambda: where_runs(operator.page, story.demo, "storm-1km") is None, 60, "storm-1km left h4")
+    assert state_of(operator.page, story.demo, "storm-1km")["checkpoint_at"] is not None
+    change_host(operator, "h4", "return", "Return to service")
+    eventually(lambda: where_runs(operator.page, story.demo, "storm-1km") == "h4", 60, "storm-1km is back on h4")
+
+    # A GPU falls off the bus under work that may run on any model: its host is cordoned, and the work goes elsewhere.
+    job_form(lead.go("/jobs/submit/"), "roaming", "2", "^Any whole GPU", "echo on $(hostname); sleep 600")
+    eventually(lambda: where_runs(lead.page, story.demo, "roaming") is not None, 60, "roaming runs")
+    page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/")
+    held = re.search(r"GPU (\d) of (h\d)", page.locator("dl.facts").first.inner_text())
+    assert held is not None
+    index, sick = held.groups()
+    assert sick == "h3"
+    state = str(story.demo.folder / "agents" / sick)
+    plant = ["plant-xid", "--state", state, "--gpu", index, "--code", "79"]
+    subprocess.run([sys.executable, "-m", "agent", *plant], cwd=ROOT, check=True)
+
+    def admin_state() -> str:
+        return str(operator.page.request.get(f"{story.demo.url}/api/v1/hosts/{sick}/").json()["admin_state"])
+
+    eventually(lambda: admin_state() == "cordoned", 30, "the host is cordoned by the table")
+    page = operator.go(f"/hosts/{sick}/")
+    expect(page.locator("main")).to_contain_text(f"xid:79 on GPU {index}")
+    expect(page.locator("main")).to_contain_text("cordon by the health rule")
     operator.check()
-    eventually(lambda: where_runs(operator.page, story.demo, "mri-pretrain") != sick, 120, "its work left the host")
+    eventually(lambda: where_runs(lead.page, story.demo, "roaming") not in (None, sick), 90, "its work runs elsewhere")
+    page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/?tab=attempts")
+    expect(page.locator("#parts tbody tr")).to_have_count(2)
+    lead.check()
+    change_host(operator, sick, "return", "Return to service")  # the GPU that failed stays out
+    eventually(
+        lambda: where_runs(operator.page, story.demo, "nowcast-eval") == sick, 60, "what waited for h3 runs there"
+    )
 
 
 def where_runs(page: Page, demo: Demo, name: str) -> str | None:
@@ -483,7 +638,7 @@ def where_runs(page: Page, demo: Demo, name: str) -> str | None:
     if found.get("state") not in ("running", "notice"):
         return None
     runs = page.request.get(f"{demo.url}/api/v1/workloads/{found['id']}/").json()["runs"]
-    return str(runs[-1]["host"])
+    return str(max(runs, key=lambda run: run["attempt"])["host"])
 
 
 # -- 8 API and CLI -----------------------------------------------------------------------------------------------------
@@ -499,11 +654,8 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
     page.get_by_role("button", name="Make the token").click()
     token = page.locator("#token").inner_text().strip()
     assert token.startswith("gpp_")
-    schema = page.request.get(f"{story.demo.url}/api/schema/?format=json")
-    assert schema.status == 200
-    docs = me.go("/api/docs/")
-    expect(docs.locator("#swagger-ui, .swagger-ui").first).to_be_visible(timeout=30_000)
-    assert me.other_hosts == []
+    me.check()
+    login = page.locator("#login").inner_text().split()
 
     def cli(*arguments: str) -> str:
         done = subprocess.run(
@@ -512,36 +664,53 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
             env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "XDG_CONFIG_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=90,
         )
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    cli("login", story.demo.url, "--token", token)
-    made = json.loads(
-        cli(
-            "job",
-            "run",
-            "--project",
-            "vessel-seg",
-            "--pool",
-            "shared",
-            "--gpus",
-            "1",
-            "--name",
-            "by-cli",
-            "--json",
-            "--",
-            "sleep",
-            "300",
-        )
+    # By the command line, signed in by the line that the page shows.
+    assert login[0] == "gpupool"
+    cli(*login[1:])
+    where = ("--project", "vessel-seg", "--pool", "shared", "--json")
+    notebook = json.loads(
+        cli("notebook", "launch", *where, "--template", "notebook-slice", "--name", "by-line", "--wait")
     )
-    assert "by-cli" in cli("queue") or made["state"] in ("queued", "placed", "starting", "running")
-    assert cli("why", made["id"]).strip()
-    cli("cancel", made["id"])
-    eventually(
-        lambda: state_of(page, story.demo, "by-cli").get("state") == "ended", 60, "cancelled by the command line"
+    assert state_of(page, story.demo, "by-line")["state"] == "running"
+    job = json.loads(
+        cli("job", "run", *where, "--gpus", "8", "--model", "H100-80GB", "--name", "large", "--", "sleep", "9")
     )
+    assert "large" in cli("queue")
+    assert "8" in cli("why", job["id"])
+    held = json.loads(
+        cli("reservation", "create", *where, "--gpus", "1", "--model", "A100-80GB", "--name", "by-line", "--start",
+            tomorrow(18), "--end", tomorrow(20))
+    )  # fmt: skip
+    assert held["reservation"]["state"] == "confirmed"
+    calendar = me.go(f"/reservations/{held['reservation']['id']}/")
+    expect(calendar.get_by_role("heading", level=1)).to_have_text("by-line")
+    cli("cancel", job["id"])
+    assert state_of(page, story.demo, "large")["state"] == "ended"
+    cli("cancel", notebook["id"])
+    eventually(lambda: state_of(page, story.demo, "by-line")["state"] == "ended", 60, "stopped by the command line")
+
+    # By the API, as any program: the token alone, no cookie.
+    api = story.requests.new_context(base_url=story.demo.url, extra_http_headers={"Authorization": f"Bearer {token}"})
+    body = {"project": "vessel-seg", "pool": "shared", "name": "by-api", "units": 8, "models": ["H100-80GB"]}
+    made = api.post("/api/v1/jobs/", data={**body, "command": "sleep 9", "max_runtime_seconds": 600})
+    assert made.status == 201, made.text()
+    mine = made.json()["id"]
+    assert mine in [row["id"] for row in api.get("/api/v1/queue/").json()["results"]]
+    eventually(lambda: api.get(f"/api/v1/workloads/{mine}/why/").json()["sentence"] != "", 10, "it says why it waits")
+    assert api.post(f"/api/v1/workloads/{mine}/cancel/", data={}).status == 200
+    assert api.get(f"/api/v1/workloads/{mine}/").json()["state"] == "ended"
+    schema = api.get("/api/schema/?format=json")
+    assert schema.status == 200 and "/api/v1/jobs/" in schema.json()["paths"]
+    assert api.get("/api/v1/jobs/", headers={"Authorization": "Bearer gpp_no"}).status == 401
+    api.dispose()
+    docs = me.go("/api/docs/")
+    expect(docs.get_by_text("/api/v1/jobs/", exact=True).first).to_be_visible(timeout=30_000)
+    assert me.other_hosts == []
 
 
 def test_9_nobody_met_another_host_or_an_error_on_the_way(story: Story) -> None:
