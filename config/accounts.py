@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allauth.account.adapter import DefaultAccountAdapter
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 
 from portal.sign_out import session_ended
 
@@ -21,3 +21,8 @@ class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
         super().logout(request)
         if key:
             session_ended(key)
+
+
+def emails_are_an_operators(request: HttpRequest) -> HttpResponse:
+    """In the place of the page on which people would give themselves addresses, also those of others, without a record of it."""
+    raise Http404("An operator changes e-mail addresses.")

@@ -192,3 +192,10 @@ def test_a_name_that_nobody_has_is_not_found(world: World, page: str, form: dict
     url = reverse(page, args=[Team.objects.order_by("pk")[0].slug] if page == "team" else [])
     sent = {field: name if value is None else value for field, value in form.items()}
     assert signed_in(world.operator).post(url, sent).status_code == 404
+
+
+def test_nobody_gives_themselves_the_address_of_somebody_else(world: World) -> None:
+    member = signed_in(world.vision.member)
+    answer = member.post("/accounts/email/", {"email": world.operator.email or "o@example.org", "action_add": ""})
+    assert answer.status_code == 404
+    assert member.get("/accounts/email/").status_code == 404
