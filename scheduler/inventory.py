@@ -28,6 +28,9 @@ def problem(host: Host, inventory: Inventory) -> str:
     indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
     if len(set(indices)) < len(indices) or len(set(uuids)) < len(uuids):
         return "inventory.gpus: the same index or uuid twice; allowed: each once"
+    units = [unit.uuid for gpu in inventory.gpus for unit in gpu.units]
+    if len(set(units)) < len(units):
+        return "inventory.gpus: the same uuid of a unit twice; allowed: each once, for claims and samples name units by it"
     for gpu in inventory.gpus:
         found = _problem_of(gpu)
         if found:

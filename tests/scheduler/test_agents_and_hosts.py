@@ -290,6 +290,7 @@ def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) ->
         ({"index": 1}, "same index or uuid twice"),
         ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
         ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
+        ({"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]}, "same uuid of a unit twice"),
         ({"model": ""}, "model ''"),
         ({"memory_mib": -1}, "memory_mib -1"),
     ],
