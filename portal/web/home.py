@@ -6,7 +6,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
@@ -19,7 +20,7 @@ from portal.selectors.work import Piece, TeamPanel
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web import home_cards, live, queue
 from portal.web.access import signed_in, viewer
-from portal.web.context import organisation_of
+from portal.web.context import currency_of, organisation_of
 from scheduler.models import MaintenanceWindow, Reservation
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
@@ -28,14 +29,16 @@ MOST_CARDS = 12
 MOST_ENDED = 8
 
 
+@login_not_required
+def home(request: HttpRequest) -> HttpResponseBase:
+    """The page, or its live part. Before there is an organisation it leads everybody to the first-run wizard."""
+    return redirect("first-run") if organisation_of(request) is None else _home(request)
+
+
 @signed_in
-def home(request: HttpRequest) -> HttpResponse:
-    """The page, or its live part. Before there is an organisation it leads to the first-run wizard."""
-    organisation = organisation_of(request)
-    if organisation is None:
-        return redirect("first-run")
+def _home(request: HttpRequest) -> HttpResponse:
     user, now = viewer(request), timezone.now()
-    context = _context(user, organisation.currency, now)
+    context = _context(user, currency_of(request), now)
     return live.page(
         request, "work/home.html", "work/home_part.html", context, topics=[f"user:{user.pk}", "queue"], now=now
     )

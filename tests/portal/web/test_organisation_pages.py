@@ -160,6 +160,7 @@ def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db
         "username": "ada",
         "email": "ada@example.org",
     }
+    assert client.get("/").headers["Location"] == reverse("first-run")
     assert client.get(reverse("first-run")).status_code == 200
     assert client.post(reverse("first-run"), values | {"password": "x"}).status_code == 400
     assert not User.objects.exists()
