@@ -237,10 +237,21 @@
   document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
+  /* What scrolls sideways can be reached, and scrolled, by keyboard. */
+  const letReach = () => {
+    for (const box of document.querySelectorAll(".scroll")) {
+      const hidden = box.scrollWidth > box.clientWidth;
+      if (hidden && !box.querySelector("a, button, input, select, textarea, [tabindex]")) box.tabIndex = 0;
+    }
+  };
+  addEventListener("resize", letReach);
+  document.addEventListener("htmx:load", letReach);
+
   remember("tz", zone);
   if (rewrite) for (const text of document.querySelectorAll("[data-zone-text]")) text.textContent = `Times in ${zone}`;
   showTheme();
   settle(document);
+  letReach();
   tick();
   setInterval(tick, 1000);
 })();
