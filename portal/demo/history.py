@@ -251,13 +251,17 @@ def _note(event: Event, courses: dict[int, Course], bound: dict[int, tuple[int, 
 
 @transaction.atomic
 def write(past: Past) -> None:
-    """Write the past's rows, all or none."""
-    _date_hosts_back(past)
+    """Write the past's rows, all or none.
+
+    What changes rows that the running site writes, too, comes last: agents renew their leases in the hosts' rows, and would lose
+    their work if those were locked for as long as thousands of rows are written.
+    """
     reservations = _write_reservations(past)
     kept = {number: course for number, course in past.courses.items() if course.attempts}
     workloads = _write_workloads(past, kept, reservations)
     _write_attempts(past, kept, workloads, reservations)
     _write_decisions(kept, workloads)
+    _date_hosts_back(past)
     for use in past.decayed:
         row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
         DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
+from django.test.utils import CaptureQueriesContext
 
 from portal.demo import history, organisation
 from portal.demo.demand import demand
@@ -56,7 +58,14 @@ def test_weekends_are_quieter_and_most_work_asks_for_one_gpu() -> None:
 
 def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(demo: None) -> None:
     past = history.simulate(NOW)
-    history.write(past)
+    with CaptureQueriesContext(connection) as asked:
+        history.write(past)
+    told = [query["sql"] for query in asked]
+    hosts_locked = next(number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"'))
+    rows_written = [number for number, sql in enumerate(told) if sql.startswith('INSERT INTO "scheduler_decision"')]
+    assert rows_written and max(rows_written) < hosts_locked, (
+        "agents can't renew their leases while the past is written"
+    )
     assert len(history.utilisation(past)) == Workload.objects.count() > 1500
     assert not Workload.objects.filter(simulated=False).exists()
     assert Allocation.objects.filter(period__endswith__gt=NOW).count() == 0
