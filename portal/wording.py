@@ -238,7 +238,7 @@ REASONS: dict[str, Sentence] = {
     ),
     "window_eats_guarantees": lambda f: (
         f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
-        f"{f.slots('', 'left') or 'fewer'} left for this team. An operator may allow it."
+        f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it; you can ask for that."
     ),
     # how it ended
     "finished": lambda f: "It finished.",

@@ -103,6 +103,9 @@ class AskForm(VerbForm):
         widget=forms.Textarea(attrs={"rows": 2}),
         help_text="Whoever approves it reads this.",
     )
+    may_exceed_guarantee = forms.BooleanField(
+        label="Ask an operator to let it use what other teams are guaranteed", required=False
+    )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     type = forms.ChoiceField(label="Workload type", choices=WorkloadType.choices, required=False, initial="training")
     command = forms.CharField(
@@ -216,7 +219,13 @@ class AskForm(VerbForm):
     def for_reservation(self) -> dict[str, Any]:
         start = self.cleaned_data["start"]
         length = timedelta(seconds=self.cleaned_data["seconds"])
-        return {**self.common(), "start": start, "end": _later(start, length), "why": self.cleaned_data["why"]}
+        return {
+            **self.common(),
+            "start": start,
+            "end": _later(start, length),
+            "why": self.cleaned_data["why"],
+            "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
+        }
 
     def for_notebook(self) -> dict[str, Any]:
         data = self.cleaned_data

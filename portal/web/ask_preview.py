@@ -215,6 +215,8 @@ def same_elsewhere(form: AskForm) -> Same:
     if kind == "reservation":
         whole = form.for_reservation()
         arguments |= {"start": whole["start"].astimezone(UTC), "end": whole["end"].astimezone(UTC), "why": data["why"]}
+        if whole["may_exceed_guarantee"]:
+            arguments["may_exceed_guarantee"] = True
     elif kind == "notebook":
         arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]}
     else:

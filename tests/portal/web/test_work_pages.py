@@ -629,7 +629,7 @@ def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a
     world.hosts["beta"].save()
     make_waiting(world, world.language, "asr-large")
     page = signed_in(world.operator).get(reverse("home")).content.decode()
-    for words in ("Waits for a decision", "8 H100", "no news since nine", "Waits longest", "asr-large"):
+    for words in ("Waits for a decision", "8 × H100", "no news since nine", "Waits longest", "asr-large"):
         assert words in page
     member = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert "Waits for a decision" not in member
@@ -643,3 +643,15 @@ def test_finance_sees_first_what_this_month_costs_by_team_and_no_work(world: Wor
     assert "Language" in page
     assert "secret-llm" not in page
     assert "Charged to all teams" not in signed_in(world.vision.lead).get(reverse("home")).content.decode()
+
+
+def test_what_needs_the_guarantees_of_others_can_be_put_to_an_operator_from_the_form(world: World) -> None:
+    client = signed_in(world.language.member)  # guaranteed 4 of the 16
+    asked = ask_data(world, count="8", project=str(world.language.project.pk))
+    refused = client.post(reverse("ask"), asked)
+    assert refused.status_code == 400
+    assert "Ask an operator to let it use what other teams are guaranteed" in refused.content.decode()
+    answer = client.post(reverse("ask"), asked | {"may_exceed_guarantee": "on"})
+    assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
+    assert Submission.objects.get().payload["units"] == 8  # it waits: asking is not allowing
+    assert not Reservation.objects.exists()
