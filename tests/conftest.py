@@ -6,12 +6,15 @@ import datetime as dt
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import psycopg
 import pytest
+from django.core.management import CommandError
+from django.test import TransactionTestCase
 from psycopg import sql
 from pytest_django.plugin import DjangoDbBlocker
 
@@ -54,6 +57,27 @@ def _sandbox_works() -> bool:
 def refuse_to_skip_in_ci() -> None:
     """Fail where a test would have to be skipped."""
     pytest.fail("a program of the system is missing, and in CI nothing may be skipped", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tables_are_emptied_in_the_end() -> Iterator[None]:
+    """Between transactional tests the tables are emptied. A process of the test that is just ending may still read them: of the
+    deadlock that can follow, the emptying is tried again."""
+    once = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
+
+    def again(self: TransactionTestCase) -> None:
+        for left in (4, 3, 2, 1, 0):
+            try:
+                once(self)
+                return
+            except CommandError:
+                if not left:
+                    raise
+                time.sleep(0.5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", again)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,20 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def free_pair() -> int:
+    """A port that is free together with the next one, below those that the system gives to outgoing connections."""
+    for _ in range(200):
+        port = random.randrange(20_000, 30_000, 2)
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports side by side")
 
 
 class Demo:

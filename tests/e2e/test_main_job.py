@@ -26,7 +26,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import APIRequest, Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 
-from tests.running_demo import Demo
+from tests.running_demo import Demo, free_pair
 
 pytestmark = [pytest.mark.browser, pytest.mark.site, pytest.mark.timeout(420), pytest.mark.xdist_group("main-job")]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -114,7 +114,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(house: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    demo = Demo(ROOT, tmp_path_factory.mktemp("main-job") / "demo", house.free_port(), history=True)
+    demo = Demo(ROOT, tmp_path_factory.mktemp("main-job") / "demo", free_pair(), history=True)
     try:
         demo.wait_ready()
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
@@ -421,11 +421,12 @@ def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story:
     expect(resumed).to_be_visible(timeout=30_000)
     at = int(re.findall(r"resuming at step (\d+)", resumed.inner_text())[-1])
     me.check()
-    page.get_by_role("link", name="1", exact=True).first.click()
+    page.get_by_role("link", name=re.compile(f"^Attempt {before['attempt']}, ")).click()
+    expect(page.locator("#parts")).to_contain_text(f"Attempt {before['attempt']} on h")
     written = [int(step) for step in re.findall(r"checkpoint written at step (\d+)", page.locator("#log").inner_text())]
     assert at > 0 and at == written[-1]
     me.go(f"/jobs/{before['id']}/?tab=attempts")
-    first = page.locator("#parts tbody tr").filter(has_text=re.compile("Protein folding"))
+    first = page.locator("#parts tbody tr").filter(has_text="It wrote its checkpoint and stopped when asked.")
     expect(first).to_be_visible()
     me.check()
 

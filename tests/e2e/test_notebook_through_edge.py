@@ -24,7 +24,12 @@ from tests.portal.edge.conftest import free_port, rows
 from tests.scheduler.conftest import test_database_url as database_url
 from tests.world import H100, World, build_world
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("notebook"), pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.site,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("notebook"),
+    pytest.mark.django_db(transaction=True),
+]
 MODEL = f"2x{H100}"
 
 

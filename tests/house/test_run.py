@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -219,16 +221,27 @@ def test_throw_away_services_of_a_killed_owner_are_swept(
     assert used.exists()
 
 
-def test_an_ended_command_takes_its_throw_away_services_with_it(house: ModuleType, root: Path, tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {"TMPDIR": str(tmp_path)}
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short name: the path of a unix socket in it may not pass 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gpt-") as folder:
+        yield Path(folder)
+
+
+def test_an_ended_command_takes_its_throw_away_services_with_it(
+    house: ModuleType, root: Path, short_folder: Path
+) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {
+        "TMPDIR": str(short_folder)
+    }
     command = [sys.executable, str(root / "run"), "services", "--", "sh", "-c", "echo up; exec sleep 600"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None and started.stdout.readline() == "up\n"
-        servers = [int(place.read_text().split()[0]) for place in tmp_path.glob("gpupool-test-*/*.pid")]
+        servers = [int(place.read_text().split()[0]) for place in short_folder.glob("gpupool-test-*/*.pid")]
         assert len(servers) == 2
         started.terminate()
         assert started.wait(30) == 143
-    assert not list(tmp_path.glob("gpupool-test-*"))
+    assert not list(short_folder.glob("gpupool-test-*"))
     assert not [pid for pid in servers if house.process_start(pid)]
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.running_demo import Demo
+from tests.running_demo import Demo, free_pair
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(300), pytest.mark.xdist_group("site")]
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.site, pytest.mark.timeout(300), pytest.mark.xdist_grou
 @pytest.fixture(scope="module")
 def demo(house: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     root = Path(__file__).resolve().parent.parent.parent
-    found = Demo(root, tmp_path_factory.mktemp("site") / "demo", house.free_port())
+    found = Demo(root, tmp_path_factory.mktemp("site") / "demo", free_pair())
     try:
         found.wait_ready()
         yield found

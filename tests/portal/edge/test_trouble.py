@@ -25,7 +25,7 @@ from tests.scheduler.conftest import test_database_url as database_url
 def cut_database_connections(url: str) -> int:
     with psycopg.connect(url) as owner:
         found = owner.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         ).fetchone()
     assert found is not None
