@@ -30,6 +30,8 @@ def advance_run(run: Run, new: RunState, at: datetime) -> bool:
         return False
     since = {RunState.STARTING: "starting_at", RunState.RUNNING: "running_at"}.get(new)
     also = {since: at} if since and getattr(run, since) is None else {}
+    if new == RunState.RUNNING and run.starting_at is None:
+        also["starting_at"] = at  # it started so quickly that its agent first told that it runs
     return change_state(run, "state", old=old, new=new, **also)
 
 

@@ -12,6 +12,7 @@ from scheduler.attempts import Verdict, verdict
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Quota, Run, Workload
+from scheduler.states import RunState
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -125,6 +126,15 @@ def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(
     agent.sync(world.now + SECOND)
     workload.refresh_from_db()
     assert (workload.state, workload.started_at) == ("running", world.now + SECOND)
+
+
+def test_a_run_that_starts_faster_than_its_agent_tells_has_begun_to_start_when_it_runs(world: World) -> None:
+    queued = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    run = Run.objects.get(workload=queued)
+    assert attempts.advance_run(run, RunState.RUNNING, world.now + SECOND)
+    run.refresh_from_db()
+    assert run.starting_at == run.running_at == world.now + SECOND
 
 
 @pytest.mark.parametrize("saves", [True, False])
