@@ -44,13 +44,24 @@ async def test_connections_to_the_database_that_break_are_made_again(notebook: N
 
 
 async def answered(agent: SmallAgent, frame: protocol.Observed) -> bool:
-    """Say it until it is answered: a call that was under way when its connection broke asks the agent to say it again."""
-    for _ in range(3):
-        await agent.say(frame)
-        answer = await agent.hear()
-        if isinstance(answer, protocol.Desired):
-            return True
-        assert isinstance(answer, protocol.Refused) and answer.retry
+    """Say it until it is answered, as agents do: one whose call was under way when its connection broke is told to come back."""
+    for _ in range(5):
+        if agent.socket is None or agent.socket.closed:
+            await agent.connect()
+        assert agent.socket is not None
+        try:
+            await agent.say(frame)
+        except ConnectionError:  # closed while nobody listened
+            await agent.connect()
+            continue
+        message = await agent.socket.receive(timeout=10)
+        while message.type is aiohttp.WSMsgType.TEXT:
+            answer = protocol.decode(message.data, protocol.FRAMES_DOWN)
+            if isinstance(answer, protocol.Desired):
+                return True
+            assert isinstance(answer, protocol.Refused) and answer.retry
+            message = await agent.socket.receive(timeout=10)
+        await agent.socket.close()
     return False
 
 
