@@ -1,0 +1,132 @@
+"""Courses of a pool, moment after moment, from a seed: its plans carried out, work that ends and arrives, hosts that close."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler.core.model import DecayedUse, Maintenance, Plan, Queued, Reservation, Running, Snapshot
+from scheduler.core.planner import plan
+from tests.core.crowded import crowded
+
+HOUR = 3600
+
+
+def carried_out(snapshot: Snapshot, planned: Plan, now: int) -> Snapshot:
+    """The same pool once everything planned was written."""
+    waiting = {q.id: q for q in snapshot.queued}
+    started = [_started(waiting.pop(p.workload), p.units, p.until, now) for p in planned.placements]
+    told = {e.workload: e for e in planned.evictions}
+    bound = {b.reservation: b.units for b in planned.bindings}
+    running = [
+        replace(
+            r,
+            stopping=True,
+            stop_by=told[r.id].stop_at + 30,
+            evicted_for_workload=told[r.id].for_workload,
+            evicted_for_reservation=told[r.id].for_reservation,
+        )
+        if r.id in told
+        else r
+        for r in snapshot.running
+    ]
+    reservations = tuple(replace(r, units=bound[r.id]) if r.id in bound else r for r in snapshot.reservations)
+    return replace(snapshot, queued=tuple(waiting.values()), running=(*running, *started), reservations=reservations)
+
+
+def _started(queued: Queued, units: tuple[int, ...], until: int, now: int) -> Running:
+    return Running(
+        id=queued.id,
+        team=queued.team,
+        project=queued.project,
+        user=queued.user,
+        pool=queued.pool,
+        units=units,
+        started=now,
+        until=until,
+        predicted_until=now + queued.predicted_seconds,
+        priority=queued.priority,
+        preemptible=queued.preemptible,
+        reservation=queued.reservation,
+        evicted_by=queued.evicted_by,
+        cpu_milli=queued.ask.cpu_milli,
+        memory_mib=queued.ask.memory_mib,
+    )
+
+
+def story(seed: int, now: int, moments: int, planned: bool = True) -> Iterator[tuple[Snapshot, int]]:
+    """(snapshot, moment) from moment to moment; with ``planned`` each plan is carried out before the next."""
+    dice = random.Random(seed)
+    snapshot = crowded(seed, now)
+    fresh = iter(range(10_000, 20_000))
+    for _ in range(moments):
+        yield snapshot, now
+        if planned and dice.random() < 0.7:
+            snapshot = carried_out(snapshot, plan(snapshot, now), now)
+        now += dice.choice((0, 0, 1, 30, 600, HOUR))
+        for _ in range(dice.choice((0, 1, 1, 2, 4))):
+            snapshot = _something_happens(dice, snapshot, now, fresh)
+
+
+def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh: Iterator[int]) -> Snapshot:
+    what = dice.choice(("ends", "ends", "arrives", "arrives", "arrives", "saves", "host", "unit", "use", "quota", "cancel",
+                        "reserve", "over", "maintenance", "policy", "weight", "gate", "grows"))  # fmt: skip
+    running, queued = list(snapshot.running), list(snapshot.queued)
+    if what == "ends" and running:
+        gone = running.pop(dice.randrange(len(running)))
+        kept = gone.evicted_for_workload
+        queued = [
+            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *gone.units}))) if q.id == kept else q
+            for q in queued
+        ]
+    elif what == "arrives":
+        model = dice.choice(crowded(dice.randrange(500), now).queued)
+        queued.append(replace(model, id=next(fresh), submitted=now))
+    elif what == "saves" and running:
+        at = dice.randrange(len(running))
+        running[at] = replace(running[at], checkpoint_at=now)
+    elif what == "cancel" and queued:
+        queued.pop(dice.randrange(len(queued)))
+    elif what == "gate" and queued:
+        at = dice.randrange(len(queued))
+        queued[at] = replace(queued[at], gate="" if queued[at].gate else "budget_closed")
+    elif what == "host":
+        at = dice.randrange(len(snapshot.hosts))
+        changed = replace(snapshot.hosts[at], accepts=not snapshot.hosts[at].accepts)
+        return replace(snapshot, hosts=(*snapshot.hosts[:at], changed, *snapshot.hosts[at + 1 :]))
+    elif what == "unit":
+        at = dice.randrange(len(snapshot.units))
+        worn = replace(snapshot.units[at], well=not snapshot.units[at].well)
+        return replace(snapshot, units=(*snapshot.units[:at], worn, *snapshot.units[at + 1 :]))
+    elif what == "grows":
+        host = replace(snapshot.hosts[0], id=max(h.id for h in snapshot.hosts) + 1)
+        units = tuple(
+            replace(u, id=u.id + 500_000 + host.id * 1000, host=host.id, gpu=u.gpu + 50_000 + host.id * 100)
+            for u in snapshot.units
+            if u.host == snapshot.hosts[0].id
+        )
+        return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
+    elif what == "use":
+        use = tuple(DecayedUse(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use)
+        return replace(snapshot, decayed_use=use)
+    elif what == "quota" and snapshot.quotas:
+        at = dice.randrange(len(snapshot.quotas))
+        less = replace(snapshot.quotas[at], guaranteed=snapshot.quotas[at].guaranteed // 2)
+        return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
+    elif what == "reserve":
+        ask, start = replace(dice.choice(crowded(1, now).queued).ask, profile=""), now + dice.choice((0, 60, HOUR))
+        new = Reservation(next(fresh), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
+        return replace(snapshot, reservations=(*snapshot.reservations, new))
+    elif what == "over" and snapshot.reservations:
+        return replace(snapshot, reservations=snapshot.reservations[1:])
+    elif what == "maintenance":
+        window = Maintenance(dice.choice(snapshot.hosts).id, now + dice.choice((-60, 600)), now + HOUR)
+        return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
+    elif what == "policy":
+        pool = snapshot.pools[0]
+        changed_pool = replace(pool, policy=replace(pool.policy, spare_slots=dice.choice((0, 1680))))
+        return replace(snapshot, pools=(changed_pool,))
+    elif what == "weight":
+        return replace(snapshot, teams=tuple(replace(t, weight=dice.randint(1, 4)) for t in snapshot.teams))
+    return replace(snapshot, running=tuple(running), queued=tuple(queued))

@@ -1,0 +1,88 @@
+"""A snapshot kept warm by deltas is the one that would be read afresh, and so is every plan made on it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.model import Maintenance, Snapshot
+from scheduler.core.planner import plan
+from scheduler.core.verify import violations
+from scheduler.core.warm import Delta, Standing, difference, in_order
+from tests.core.crowded import crowded
+from tests.core.stories import story
+from tests.core.strategies import NOW, snapshots
+
+FEW = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@FEW
+@given(snapshots(), snapshots(), snapshots())
+def test_a_standing_snapshot_changed_by_deltas_equals_a_fresh_one(
+    first: Snapshot, second: Snapshot, third: Snapshot
+) -> None:
+    standing, before = Standing(first), first
+    for after in (second, third):
+        standing.change(difference(before, after))
+        assert standing.snapshot() == in_order(after)
+        assert repr(standing.plan(NOW)) == repr(plan(after, NOW))
+        before = after
+
+
+@FEW
+@given(snapshots(), st.integers(0, 10**6))
+def test_the_order_in_which_a_delta_names_rows_does_not_matter(snapshot: Snapshot, seed: int) -> None:
+    rows: dict[str, Any] = {}
+    for table in fields(snapshot):
+        value = getattr(snapshot, table.name)
+        rows[table.name] = random.Random(seed).sample(value, len(value)) if isinstance(value, tuple) else value
+    standing = Standing(Snapshot(epoch=0))
+    standing.change(Delta(**{name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()}))
+    assert standing.snapshot() == in_order(snapshot)
+    assert repr(standing.plan(NOW)) == repr(plan(snapshot, NOW))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_pool_planned_warm_through_a_day_gets_the_plans_of_a_fresh_reading(seed: int) -> None:
+    standing: Standing | None = None
+    before: Snapshot | None = None
+    for snapshot, now in story(seed, NOW, 25):
+        if standing is None or before is None:
+            standing = Standing(snapshot)
+        else:
+            standing.change(difference(before, snapshot))
+        assert standing.snapshot() == in_order(snapshot)
+        for explain in (False, True):
+            planned = standing.plan(now, explain=explain)
+            assert repr(planned) == repr(plan(snapshot, now, explain=explain))
+        assert violations(snapshot, planned, now) == []
+        before = snapshot
+
+
+def test_the_same_delta_twice_changes_nothing_more() -> None:
+    old, new = crowded(1, NOW), crowded(2, NOW)
+    standing = Standing(old)
+    for _ in range(2):
+        standing.change(difference(old, new))
+    assert standing.snapshot() == in_order(new)
+
+
+def test_the_difference_of_equals_is_empty() -> None:
+    snapshot = crowded(3, NOW)
+    assert difference(snapshot, in_order(snapshot)) == Delta()
+
+
+def test_a_host_may_have_several_maintenance_windows() -> None:
+    first, second = Maintenance(1, NOW + 60, NOW + 120), Maintenance(1, NOW + 600, NOW + 900)
+    standing = Standing(replace(crowded(3, NOW), maintenance=(first,)))
+    standing.change(Delta(maintenance=(second,)))
+    assert standing.snapshot().maintenance == (first, second)
+    standing.change(Delta(maintenance_gone=(first,)))
+    assert standing.snapshot().maintenance == (second,)
