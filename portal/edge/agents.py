@@ -172,7 +172,7 @@ class Agents:
         if not socket.can_prepare(request).ok:
             return _refusal(400, "this address speaks WebSocket only")
         try:
-            host = await self._threads.run(hosts.authenticate, credential, timezone.now())
+            host = await self._threads.ask(hosts.authenticate, credential, timezone.now())
         except Unwelcome as error:
             return _refusal(401, str(error), retry=error.retry)
         except DatabaseError:
@@ -204,7 +204,7 @@ class Agents:
         """People see on the host's page that another machine speaks in its name."""
         reason = f"another agent is connected as {connection.host.name}"
         try:
-            await self._threads.run(hosts.note_refused, connection.host, reason, timezone.now())
+            await self._threads.ask(hosts.note_refused, connection.host, reason, timezone.now())
         except DatabaseError as error:
             log.warning("a refused agent is not written down", host=connection.host.name, error=str(error))
         await connection.refuse(reason, retry=False)
@@ -243,7 +243,7 @@ class Agents:
         """The agent has read past the frame that brought its new credential: from now on that one counts."""
         connection.credentials = connection.credentials[-1:]
         with contextlib.suppress(Unwelcome, DatabaseError):  # the next sync says no, or comes again
-            await self._threads.run(hosts.authenticate, connection.credentials[0], timezone.now())
+            await self._threads.ask(hosts.authenticate, connection.credentials[0], timezone.now())
 
     async def _handle(self, connection: Connection, text: str) -> bool:
         """One frame. False when the connection is over."""
@@ -277,17 +277,17 @@ class Agents:
         host, now = connection.host, timezone.now()
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
-                desired = await self._threads.run(hosts.sync, host, connection.credentials, frame, now)
+                desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame, now)
             connection.answered = frame.sequence
             self._note_runs(connection, frame)
             self._offer(connection, desired)
         elif isinstance(frame, SampleBatch):
             await self._threads.run(hosts.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):
-            await self._threads.run(hosts.store_log, host, frame)
+            await self._threads.ask(hosts.store_log, host, frame)
             await self._bus.tell_pages(f"log:{frame.run}")
         elif isinstance(frame, Health):
-            await self._threads.run(hosts.accept_health, host, frame, now)
+            await self._threads.ask(hosts.accept_health, host, frame, now)
             await self._bus.tell_pages(HOSTS)
 
     def _note_runs(self, connection: Connection, seen: Observed) -> None:
@@ -325,7 +325,7 @@ class Agents:
         desired, connection.desired = connection.desired, None
         if desired is None:  # nudged
             try:
-                desired = await self._threads.run(hosts.desired, connection.host, connection.credentials, timezone.now())
+                desired = await self._threads.ask(hosts.desired, connection.host, connection.credentials, timezone.now())
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync brings it

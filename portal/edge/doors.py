@@ -79,7 +79,7 @@ class Doors:
     async def _ask(self, token_hash: str) -> Pass | Denied:
         for _ in range(MOST_TRIES):
             changes = self._changes
-            found = await self._threads.run(access.look_up, [token_hash], timezone.now())
+            found = await self._threads.ask(access.look_up, [token_hash], timezone.now())
             if changes == self._changes:
                 if len(self._answers) >= MOST_REMEMBERED:
                     self._answers.clear()
@@ -126,7 +126,7 @@ class Doors:
         tokens = list(self._open)
         if not tokens:
             return
-        found = await self._threads.run(access.look_up, tokens, timezone.now())
+        found = await self._threads.ask(access.look_up, tokens, timezone.now())
         self._cut([token for token in tokens if not isinstance(found[token], Pass)])
 
     def _cut(self, tokens: list[str]) -> None:

@@ -86,7 +86,7 @@ class Events:
         key = request.cookies.get(settings.SESSION_COOKIE_NAME, "")
         try:
             wanted = wanted_topics(request.query.getall("topics", []))
-            user, topics = await self._threads.run(who_listens, key, wanted)
+            user, topics = await self._threads.ask(who_listens, key, wanted)
         except NotListening as error:
             return web.json_response({"detail": str(error)}, status=error.status, headers=headers)
         except DatabaseError:

@@ -8,10 +8,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from django.db import connection
+import psycopg
+import structlog
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from psycopg_pool import PoolTimeout
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+# What PostgreSQL says last on a connection that it ends; one that just breaks has no code at all.
+ENDED_BY_SERVER = {"57P01", "57P02", "25P03"}
 
 
 class Threads:
@@ -22,8 +30,15 @@ class Threads:
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The call's answer, computed in a thread whose database connection goes back to the pool at once."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, functools.partial(_and_let_go, call, *args, **kwargs))
+        return await self._in_thread(functools.partial(_and_let_go, call, *args, **kwargs))
+
+    async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like ``run``, for a call that may be made twice: when its connection breaks under way it is made once more, on a fresh
+        one. The first may have been committed all the same."""
+        return await self._in_thread(functools.partial(_once_more, call, *args, **kwargs))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
         """Let running calls finish, start no other."""
@@ -35,3 +50,21 @@ def _and_let_go(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return call(*args, **kwargs)
     finally:
         connection.close()
+
+
+def _once_more(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return _and_let_go(call, *args, **kwargs)
+    except (OperationalError, InterfaceError) as error:
+        if not _broke_under_way(error):
+            raise
+        log.info("a database connection broke, asked again", error=str(error).partition("\n")[0])
+    return _and_let_go(call, *args, **kwargs)
+
+
+def _broke_under_way(error: DatabaseError) -> bool:
+    """Did a connection that had been there end? Not: a lock or a limit (the same again), or no connection to be had at all."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error) or isinstance(cause, PoolTimeout):
+        return False
+    return cause.sqlstate is None or cause.sqlstate in ENDED_BY_SERVER

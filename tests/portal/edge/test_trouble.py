@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import OperationalError
+from psycopg import errors
 
 from agent import protocol
 from portal.edge import access, doors, hosts
+from portal.edge.threads import Threads
+from scheduler import agent_api as scheduler_api
 from tests.portal.edge.conftest import Notebook, Place, SmallAgent, free_port, observed, rows, until
 from tests.scheduler.conftest import test_database_url as database_url
 
@@ -40,29 +44,60 @@ async def test_connections_to_the_database_that_break_are_made_again(notebook: N
         assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
         notebook.place.edge.doors.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
-        assert await answered(agent, observed(number, runs=[seen]))
+        await agent.say(observed(number, runs=[seen]))
+        assert await answer_to(agent, number)
 
 
-async def answered(agent: SmallAgent, frame: protocol.Observed) -> bool:
-    """Say it until it is answered, as agents do: one whose call was under way when its connection broke is told to come back."""
-    for _ in range(5):
-        if agent.socket is None or agent.socket.closed:
-            await agent.connect()
-        assert agent.socket is not None
-        try:
-            await agent.say(frame)
-        except ConnectionError:  # closed while nobody listened
-            await agent.connect()
-            continue
-        message = await agent.socket.receive(timeout=10)
-        while message.type is aiohttp.WSMsgType.TEXT:
-            answer = protocol.decode(message.data, protocol.FRAMES_DOWN)
-            if isinstance(answer, protocol.Desired):
-                return True
-            assert isinstance(answer, protocol.Refused) and answer.retry
-            message = await agent.socket.receive(timeout=10)
-        await agent.socket.close()
-    return False
+async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
+    """What the edge says to this report, on the connection over which it came. What it pushes by itself meanwhile is no answer."""
+    while True:
+        frame = await agent.hear(seconds=10)
+        assert isinstance(frame, protocol.Desired), frame
+        if frame.answers == sequence:
+            return frame
+
+
+async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_all_the_same(
+    place: Place, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, cut = scheduler_api.sync, []
+
+    def cut_once(host_id: int, frame: protocol.Observed, now: dt.datetime) -> protocol.Desired:
+        """The server ends the connection when the report is taken in and its answer is not read yet."""
+        answer = real(host_id, frame, now)
+        if not cut:
+            cut.append(cut_database_connections(database_url()))
+            return real(host_id, frame, now)
+        return answer
+
+    monkeypatch.setattr(scheduler_api, "sync", cut_once)
+    await agent.connect()
+    await agent.say(observed(7))
+    assert await answer_to(agent, 7)
+    assert cut
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"), [("57P01", 2), ("25P03", 2), (None, 2), ("40P01", 1), ("57014", 1)]
+)
+async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str | None, asked: int) -> None:
+    calls: list[int] = []
+
+    def broken() -> None:
+        calls.append(1)
+        raise OperationalError("over") from (errors.lookup(state)("over") if state else psycopg.OperationalError("over"))
+
+    threads = Threads(1, "asking")
+    try:
+        with pytest.raises(OperationalError):
+            await threads.ask(broken)
+        assert len(calls) == asked
+        calls.clear()
+        with pytest.raises(OperationalError):
+            await threads.run(broken)
+        assert len(calls) == 1
+    finally:
+        threads.close()
 
 
 async def test_while_the_database_is_away_people_and_agents_are_told_to_come_back(
