@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import psycopg
 import structlog
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection
 from psycopg_pool import PoolTimeout
 
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ def _once_more(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return _and_let_go(call, *args, **kwargs)
 
 
-def _broke_under_way(error: DatabaseError) -> bool:
+def _broke_under_way(error: Exception) -> bool:
     """Did a connection that had been there end? Not: a lock or a limit (the same again), or no connection to be had at all."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or isinstance(cause, PoolTimeout):

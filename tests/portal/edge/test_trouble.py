@@ -60,7 +60,8 @@ async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
 async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_all_the_same(
     place: Place, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, cut = scheduler_api.sync, []
+    real = scheduler_api.sync
+    cut: list[int] = []
 
     def cut_once(host_id: int, frame: protocol.Observed, now: dt.datetime) -> protocol.Desired:
         """The server ends the connection when the report is taken in and its answer is not read yet."""
