@@ -5,6 +5,7 @@ from __future__ import annotations
 import zoneinfo
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from django.conf import settings
 from django.db.models import Count, Q
@@ -110,7 +111,7 @@ def _zone(request: HttpRequest) -> zoneinfo.ZoneInfo:
     organisation = organisation_of(request)
     chosen = (
         getattr(request.user, "time_zone", ""),
-        request.COOKIES.get("tz", ""),
+        unquote(request.COOKIES.get("tz", "")),  # scripts write cookies percent-encoded
         organisation.time_zone if organisation else "",
     )
     for name in chosen:

@@ -317,6 +317,8 @@ def test_pages_speak_in_the_persons_zone_then_the_browsers_then_the_organisation
     assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
     client.cookies["tz"] = "America/Lima"
     assert "Times in America/Lima" in client.get(reverse("home")).content.decode()
+    client.cookies["tz"] = "America%2FHavana"  # as a browser's script writes it
+    assert "Times in America/Havana" in client.get(reverse("home")).content.decode()
     client.cookies["tz"] = "../../etc/passwd"
     assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
     world.vision.member.time_zone = "Europe/Oslo"

@@ -1,0 +1,45 @@
+"""What only a browser shows of the pages: scripts, what covers what. One page at a time; the whole way is in tests/e2e."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.world import PASSWORD, World
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+LIMA = "America/Lima"
+
+
+@pytest.fixture
+def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+    """Chromium. The driver runs a loop in this thread, in which rows are read all the same."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    program = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+def sign_in(browser: Browser, live_server: Any, username: str, **context: Any) -> Page:
+    """A page of this person's browser, just signed in."""
+    page = browser.new_context(viewport={"width": 1280, "height": 800}, **context).new_page()
+    page.goto(f"{live_server.url}/accounts/login/")
+    page.fill("input[name=login]", username)
+    page.fill("input[name=password]", PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", level=1)).not_to_have_text("Sign in")
+    return page
+
+
+def test_the_first_page_after_signing_in_is_written_in_the_browsers_own_zone(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    page = sign_in(browser, live_server, world.vision.member.username, timezone_id=LIMA)
+    assert page.locator("html").get_attribute("data-zone") == LIMA
+    assert page.locator("[data-zone-text]").inner_text() == f"Times in {LIMA}"
