@@ -1,30 +1,26 @@
-"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Order")."""
+"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Order"): the rule of
+``scheduler.core.prediction`` over the finished jobs of the database."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
-
 from django.db.models import F, QuerySet
 
+from scheduler.core.prediction import LEAST_SIMILAR, LOOKED_AT, predicted_seconds, similar_limits, size_class
 from scheduler.core.reasons import Code
 from scheduler.models import Pool, Team, Workload
 from scheduler.states import WorkloadState
-
-LOOKED_AT = 200  # finished jobs
-LEAST_SIMILAR = 5
-LIMIT_FACTOR = 3
 
 
 def predict_seconds(*, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int) -> int:
     """Seconds, between 1 and ``max_runtime_seconds``: the median of similar finished jobs of the user, else of the team,
     else the limit times the pool's median of runtime / limit, else the limit."""
     similar = _similar(pool, team, total_units, max_runtime_seconds)
-    for candidates in (similar.filter(owner_id=owner_id), similar):
-        seconds = _runtimes(candidates)
-        if len(seconds) >= LEAST_SIMILAR:
-            return _within(statistics.median(seconds), max_runtime_seconds)
-    return _within(max_runtime_seconds * _median_ratio(_finished(pool)), max_runtime_seconds)
+    of_user = _runtimes(similar.filter(owner_id=owner_id))
+    if len(of_user) >= LEAST_SIMILAR:
+        return predicted_seconds(of_user, (), (), max_runtime_seconds)
+    of_team = _runtimes(similar)
+    ratios = _ratios(_finished(pool)) if len(of_team) < LEAST_SIMILAR else []
+    return predicted_seconds((), of_team, ratios, max_runtime_seconds)
 
 
 def _finished(pool: Pool) -> QuerySet[Workload]:
@@ -35,36 +31,27 @@ def _finished(pool: Pool) -> QuerySet[Workload]:
 
 
 def _similar(pool: Pool, team: Team, total_units: int, limit: int) -> QuerySet[Workload]:
-    """Of the team, of the same power-of-two size, with a limit within a factor of three."""
-    smallest = 1 << (total_units.bit_length() - 1)
+    """Of the team, of the same size, with a similar limit."""
+    smallest, end = size_class(total_units)
+    least, greatest = similar_limits(limit)
     return (
         _finished(pool)
         .alias(total=F("units") * F("hosts"))
         .filter(
             project__team=team,
             total__gte=smallest,
-            total__lt=2 * smallest,
-            max_runtime_seconds__gte=limit / LIMIT_FACTOR,
-            max_runtime_seconds__lte=limit * LIMIT_FACTOR,
+            total__lt=end,
+            max_runtime_seconds__gte=least,
+            max_runtime_seconds__lte=greatest,
         )
     )
 
 
 def _runtimes(jobs: QuerySet[Workload]) -> list[float]:
-    return [(ended - started).total_seconds() for started, ended in _times(jobs.values_list("started_at", "ended_at"))]
+    rows = jobs.values_list("started_at", "ended_at")[:LOOKED_AT]
+    return [(ended - started).total_seconds() for started, ended in rows if started and ended]
 
 
-def _median_ratio(jobs: QuerySet[Workload]) -> float:
+def _ratios(jobs: QuerySet[Workload]) -> list[float]:
     rows = jobs.values_list("started_at", "ended_at", "max_runtime_seconds")[:LOOKED_AT]
-    ratios = [
-        (ended - started).total_seconds() / limit for started, ended, limit in rows if started and ended and limit
-    ]
-    return statistics.median(ratios) if len(ratios) >= LEAST_SIMILAR else 1.0
-
-
-def _times(rows: Iterable[tuple]) -> list[tuple]:  # type: ignore[type-arg]
-    return [(started, ended) for started, ended in list(rows[:LOOKED_AT]) if started and ended]  # type: ignore[index]
-
-
-def _within(seconds: float, limit: int) -> int:
-    return max(1, min(limit, round(seconds)))
+    return [(ended - started).total_seconds() / limit for started, ended, limit in rows if started and ended and limit]

@@ -1,6 +1,6 @@
 """The real engine in simulated time: what would have happened, event by event.
 
-``run(snapshot, arrivals, until, start=…, on_event=…, reservations=…) -> Snapshot`` plans with ``planner.plan`` whenever
+``run(snapshot, arrivals, until, start=…, on_event=…, reservations=…) -> Snapshot`` plans on a ``warm.Standing`` whenever
 something changed, carries the plan out as agents would (notice, checkpoint, stop, requeue with the place kept), and
 calls ``on_event(Event)`` in order of time. It returns the snapshot at ``until``, from which a living site can go on.
 There is no clock and no randomness here: the same arrivals give the same events.
@@ -38,8 +38,8 @@ from scheduler.core.model import (
     Running,
     Snapshot,
 )
-from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
+from scheduler.core.warm import Delta, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,22 @@ class Job:
 class Simulation:
     """Simulated time over one organisation. What happens next is a heap of (time, number, what to do)."""
 
-    def __init__(self, snapshot: Snapshot, start: int, on_event: Callable[[Event], None]) -> None:
-        self.base, self.now, self.tell = snapshot, start, on_event
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        start: int,
+        on_event: Callable[[Event], None],
+        foresee: Callable[[Queued], Queued] | None = None,
+    ) -> None:
+        self.base, self.now, self.tell, self.foresee = snapshot, start, on_event, foresee
+        self.standing = Standing(replace(snapshot, queued=(), running=(), reservations=(), decayed_use=()))
+        self.plans = 0
+        self.held: dict[tuple[int, int], int] = defaultdict(int)  # (team, pool) -> slots in use
+        # What the standing snapshot was not told yet, and whose rows change by themselves as time goes by.
+        self.stale_queued: set[int] = set()
+        self.stale_running: set[int] = set()
+        self.stale_reservations: set[int] = set()
+        self.checkpointing: set[int] = set()
         self.policies = {pool.id: pool.policy for pool in snapshot.pools}
         self.slots = {unit.id: unit.slots for unit in snapshot.units}
         self.queued: dict[int, Job] = {}
@@ -123,6 +137,7 @@ class Simulation:
             self._take_over(running)
         for queued in snapshot.queued:
             self.queued[queued.id] = Job(Arrival(start, queued, queued.predicted_seconds), queued)
+            self.stale_queued.add(queued.id)
         for reservation in snapshot.reservations:
             self._book(reservation)
 
@@ -154,7 +169,7 @@ class Simulation:
     # -- what arrives ------------------------------------------------------------------------------------------------
 
     def arrive(self, arrival: Arrival) -> None:
-        job = Job(arrival, arrival.queued)
+        job = Job(arrival, arrival.queued if self.foresee is None else self.foresee(arrival.queued))
         self.queued[arrival.queued.id] = job
         self._queue_event(job)
         if arrival.queued.not_before > self.now:
@@ -162,6 +177,7 @@ class Simulation:
 
     def _queue_event(self, job: Job) -> None:
         self.changed = True
+        self.stale_queued.add(job.queued.id)
         self.tell(Event(self.now, EventKind.QUEUED, job.queued.id, attempt=job.attempt))
 
     def _take_over(self, running: Running) -> None:
@@ -172,6 +188,7 @@ class Simulation:
         )
         arrival = Arrival(running.started, queued, queued.predicted_seconds)
         job = Job(arrival, queued, attempt=1 + running.evictions, running=running)
+        self._holds(running, 1)
         self.running[running.id] = job
         leaves = running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
         job.ends = max(self.now, min(leaves, running.until))
@@ -184,6 +201,7 @@ class Simulation:
 
     def _book(self, reservation: Reservation) -> None:
         self.reservations[reservation.id] = reservation
+        self.stale_reservations.add(reservation.id)
         policy = self.policies[reservation.pool]
         self.at(reservation.start - policy.notice_seconds - policy.grace_seconds, self._touch)
         self.at(reservation.start, self._touch)
@@ -191,6 +209,7 @@ class Simulation:
 
     def _reservation_over(self, reservation: int) -> None:
         gone = self.reservations.pop(reservation)
+        self.stale_reservations.add(reservation)
         self.changed = True
         self.tell(Event(self.now, EventKind.RESERVATION_OVER, reservation=reservation, units=gone.units))
 
@@ -202,16 +221,42 @@ class Simulation:
     def _replan(self) -> None:
         """Plan when something changed that somebody waits for."""
         if self.changed and (self.queued or any(not r.units for r in self.reservations.values())):
-            self._carry_out(plan(self.snapshot(), self.now, explain=False))
+            self.standing.change(self._delta())
+            self.plans += 1
+            self._carry_out(self.standing.plan(self.now, explain=False))
         self.changed = False
+
+    def _delta(self) -> Delta:
+        """What happened since the last plan."""
+        for workload in self.checkpointing:
+            if self.running[workload].running is not self._as_seen(self.running[workload]):
+                self.stale_running.add(workload)
+        queued, running, reservations = self.stale_queued, self.stale_running, self.stale_reservations
+        self.stale_queued, self.stale_running, self.stale_reservations = set(), set(), set()
+        return Delta(
+            queued=tuple(self.queued[q].queued for q in sorted(queued) if q in self.queued),
+            queued_gone=tuple(q for q in sorted(queued) if q not in self.queued),
+            running=tuple(self._as_seen(self.running[r]) for r in sorted(running) if r in self.running),
+            running_gone=tuple(r for r in sorted(running) if r not in self.running),
+            reservations=tuple(self.reservations[r] for r in sorted(reservations) if r in self.reservations),
+            reservations_gone=tuple(r for r in sorted(reservations) if r not in self.reservations),
+            decayed_use=tuple(DecayedUse(team, pool, amount) for (team, pool), amount in sorted(self.use.items())),
+        )
+
+    def _holds(self, running: Running, sign: int) -> None:
+        """Note that a workload holds its units from now on, or, with -1, no longer."""
+        self.held[running.team, running.pool] += sign * sum(self.slots[u] for u in running.units)
+        self.stale_running.add(running.id)
 
     def _carry_out(self, planned: Plan) -> None:
         for binding in planned.bindings:
             bound = replace(self.reservations[binding.reservation], units=binding.units)
             self.reservations[bound.id] = bound
+            self.stale_reservations.add(bound.id)
             self.at(self.now, self._touch)  # its own work may start inside it now
             self.tell(Event(self.now, EventKind.RESERVATION_BOUND, reservation=bound.id, units=binding.units))
         for placement in planned.placements:
+            self.stale_queued.add(placement.workload)
             self._place(self.queued.pop(placement.workload), placement)
         for eviction in planned.evictions:
             self._evict(self.running[eviction.workload], eviction)
@@ -240,6 +285,9 @@ class Simulation:
         job.running, job.eviction = running, None
         job.ends = min(placement.until, self.now + max(1, arrival.runtime_seconds - job.saved_seconds))
         self.running[queued.id] = job
+        self._holds(running, 1)
+        if arrival.checkpoint_seconds:
+            self.checkpointing.add(queued.id)
         self.at(job.ends, lambda: self._end(job, running))
         if queued.preemptible and self.queued:  # from then on it may have to make room for who waits now
             self.at(self.now + self.policies[queued.pool].minimum_runtime_seconds, self._touch)
@@ -260,18 +308,25 @@ class Simulation:
         """The attempt's own end, unless an eviction was quicker."""
         if job.running is not attempt:
             return
-        del self.running[job.queued.id]
-        job.running = None
+        self._leave(job, attempt)
         done = attempt.started + job.arrival.runtime_seconds - job.saved_seconds <= self.now
         code = Code.FINISHED if done else Code.TIME_LIMIT
         self.changed = True
         self.tell(Event(self.now, EventKind.ENDED, job.queued.id, attempt=job.attempt, units=attempt.units, code=code))
+
+    def _leave(self, job: Job, attempt: Running) -> None:
+        """A workload gives its units back."""
+        del self.running[attempt.id]
+        self._holds(attempt, -1)
+        self.checkpointing.discard(attempt.id)
+        job.running = None
 
     def _evict(self, job: Job, eviction: Eviction) -> None:
         running = job.running
         assert running is not None  # the plan evicts running work only
         policy = self.policies[running.pool]
         job.eviction = eviction
+        self.stale_running.add(running.id)
         quick = job.arrival.checkpoint_seconds is not None  # what can checkpoint leaves well before it would be killed
         gone = eviction.stop_at + (policy.grace_seconds // 3 if quick else policy.grace_seconds)
         self.at(gone, lambda: self._stopped(job, running, eviction))
@@ -293,8 +348,8 @@ class Simulation:
         """Gone after its grace: back in the queue with its place, its work saved if it checkpoints."""
         if job.running is not attempt:
             return  # it ended by itself during its notice
-        del self.running[job.queued.id]
-        job.running, job.eviction = None, None
+        self._leave(job, attempt)
+        job.eviction = None
         saves = job.arrival.checkpoint_seconds is not None
         if saves:
             job.saved_seconds += eviction.stop_at - attempt.started
@@ -314,6 +369,7 @@ class Simulation:
         if beneficiary is not None:
             kept = tuple(sorted({*beneficiary.queued.earmarked_units, *attempt.units}))
             beneficiary.queued = replace(beneficiary.queued, earmarked_units=kept)
+            self.stale_queued.add(beneficiary.queued.id)
         left = max(60, job.arrival.queued.predicted_seconds - job.saved_seconds)
         job.attempt += 1
         job.queued = replace(job.queued, predicted_seconds=left, evicted_by=eviction.for_workload, earmarked_units=())
@@ -346,15 +402,11 @@ class Simulation:
         """Move the clock, and every team's decayed use with it."""
         seconds = time - self.use_at
         if seconds > 0:
-            held: dict[tuple[int, int], int] = defaultdict(int)
-            for job in self.running.values():
-                if job.running is not None:
-                    slots = sum(self.slots[u] for u in job.running.units)
-                    held[job.running.team, job.running.pool] += slots
-            for key in {*self.use, *held}:
+            for key in {*self.use, *self.held}:
                 half_life = self.policies[key[1]].half_life_seconds
-                kept = 0.5 ** (seconds / half_life)
-                self.use[key] = self.use[key] * kept + held[key] * half_life / log(2) * (1 - kept)
+                if half_life:
+                    kept = 0.5 ** (seconds / half_life)
+                    self.use[key] = self.use[key] * kept + self.held[key] * half_life / log(2) * (1 - kept)
             self.use_at = time
         self.now = time
 
@@ -367,9 +419,11 @@ def run(
     start: int,
     on_event: Callable[[Event], None],
     reservations: Iterable[Booking] = (),
+    foresee: Callable[[Queued], Queued] | None = None,
 ) -> Snapshot:
-    """Simulate ``[start, until)`` from a snapshot; see the module's docstring for what is told and when."""
-    simulation = Simulation(snapshot, start, on_event)
+    """Simulate ``[start, until)`` from a snapshot; see the module's docstring for what is told and when. ``foresee``
+    makes of a workload as it is submitted the row that joins the queue: with its prediction, say."""
+    simulation = Simulation(snapshot, start, on_event, foresee)
     for booking in sorted(reservations, key=lambda b: (b.at, b.reservation.id)):
         simulation.at(booking.at, partial(simulation.book, booking.reservation))
     for arrival in sorted(arrivals, key=lambda a: (a.at, a.queued.id)):

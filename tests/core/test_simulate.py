@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.core import simulate
 from scheduler.core.model import (
     SLOTS_PER_GPU,
     Ask,
@@ -30,6 +29,7 @@ from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.simulate import Arrival, Booking, Event, EventKind, run
 from scheduler.core.verify import violations
+from scheduler.core.warm import Standing
 
 HOUR, DAY, GPU = 3600, 86_400, SLOTS_PER_GPU
 
@@ -144,12 +144,13 @@ def test_the_simulation_hands_back_the_state_at_its_end() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def checked(snapshot: Snapshot, now: int, **more: Any) -> Plan:
+    def checked(standing: Standing, now: int, **more: Any) -> Plan:
+        snapshot = standing.snapshot()
         planned = plan(snapshot, now, **more)
         assert violations(snapshot, planned, now) == []
         return planned
 
-    monkeypatch.setattr(simulate, "plan", checked)
+    monkeypatch.setattr(Standing, "plan", checked)
     arrivals = a_week(seed)
     bookings = [
         Booking(d * DAY, Reservation(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR)) for d in range(1, 6)
