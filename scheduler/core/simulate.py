@@ -144,6 +144,10 @@ class Simulation:
     def at(self, time: int, what: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (max(time, self.now), next(self.number), what))
 
+    def submit(self, arrival: Arrival) -> None:
+        """Have a workload arrive at its time."""
+        self.at(arrival.at, partial(self.arrive, arrival))
+
     def run(self, until: int) -> None:
         """Let time go by until ``until``: all that is due at one moment happens, then one plan answers to it."""
         self._replan()
@@ -427,6 +431,6 @@ def run(
     for booking in sorted(reservations, key=lambda b: (b.at, b.reservation.id)):
         simulation.at(booking.at, partial(simulation.book, booking.reservation))
     for arrival in sorted(arrivals, key=lambda a: (a.at, a.queued.id)):
-        simulation.at(arrival.at, partial(simulation.arrive, arrival))
+        simulation.submit(arrival)
     simulation.run(until)
     return simulation.snapshot()

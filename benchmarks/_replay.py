@@ -1,0 +1,104 @@
+"""A trace's jobs through our own engine: nodes, queue, plans and simulated time are those of the product.
+
+Policy ranks all teams equal here: nobody has a guarantee, everybody may borrow without limit, and past use does not
+count. So what is measured is the default order with its holds, on the real planner.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks._baselines import TraceJob
+from scheduler.core.model import Ask, Host, Policy, Pool, PoolKind, Queued, Quota, Snapshot, Team, Unit
+from scheduler.core.prediction import History
+from scheduler.core.reasons import Code
+from scheduler.core.simulate import Arrival, Event, EventKind, Simulation
+
+MODEL = "GPU"
+FOREVER = 1 << 40
+PROGRESS_EVERY = 20_000  # events
+
+
+def organisation(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
+    """One dynamic pool of ``nodes`` hosts of ``size`` GPUs whose teams policy ranks equal."""
+    return Snapshot(
+        1,
+        pools=(Pool(1, "trace", PoolKind.DYNAMIC, None, Policy(half_life_seconds=0, longest_runtime_seconds=FOREVER)),),
+        hosts=tuple(Host(n + 1, f"node-{n + 1:04d}", 1) for n in range(nodes)),
+        units=tuple(Unit(n * size + g + 1, n + 1, n * size + g + 1, MODEL) for n in range(nodes) for g in range(size)),
+        teams=tuple(Team(team, f"team-{team}") for team in sorted(set(teams))),
+        quotas=tuple(Quota(team, 1, MODEL, 0) for team in sorted(set(teams))),
+    )
+
+
+def as_arrival(job: TraceJob) -> Arrival:
+    """A job as our queue gets it; how long it will probably run is said when it is submitted."""
+    queued = Queued(
+        job.id,
+        job.team,
+        job.team,
+        job.user,
+        1,
+        Ask(job.per_node, job.nodes),
+        job.submitted,
+        job.limit,
+        job.limit,
+        preemptible=True,
+    )
+    return Arrival(job.submitted, queued, job.runtime)
+
+
+class Replay:
+    """``jobs`` from the first submission until the last is over, each with the prediction that history allows."""
+
+    def __init__(self, jobs: Sequence[TraceJob], nodes: int, on_event: Callable[[Event], None] | None = None) -> None:
+        self.started: dict[int, int] = {}
+        self.history = History()
+        self.rows: dict[int, Queued] = {}
+        self.events, self.on_event = 0, on_event
+        snapshot = organisation(nodes, [job.team for job in jobs])
+        self.simulation = Simulation(snapshot, min(job.submitted for job in jobs), self._tell, self._foresee)
+        for job in sorted(jobs, key=lambda job: (job.submitted, job.id)):
+            self.simulation.submit(as_arrival(job))
+
+    def run(self) -> dict[int, int]:
+        """When each job started (s)."""
+        began = time.perf_counter()
+        self.simulation.run(FOREVER)
+        seconds = time.perf_counter() - began
+        print(f"{self.simulation.plans} plans in {seconds:.1f} s", file=sys.stderr, flush=True)
+        return self.started
+
+    def _foresee(self, queued: Queued) -> Queued:
+        row = replace(queued, predicted_seconds=self.history.predict(queued))
+        self.rows[row.id] = row
+        return row
+
+    def _tell(self, event: Event) -> None:
+        assert event.workload is not None  # there are no reservations in a trace
+        if event.kind is EventKind.PLACED:
+            self.started.setdefault(event.workload, event.at)
+        elif event.kind is EventKind.ENDED:
+            row = self.rows.pop(event.workload)
+            if event.code == Code.FINISHED:
+                self.history.finished(row, event.at - self.started[event.workload])
+            self.events += 1
+            if self.events % PROGRESS_EVERY == 0:
+                waiting = len(self.simulation.queued)
+                print(f"{self.events} jobs are over, {waiting} wait", file=sys.stderr, flush=True)
+        if self.on_event is not None:
+            self.on_event(event)
+
+
+def trace_file(given: str | None, *usual: str) -> Path:
+    """The file given, else the usual one under GPUPOOL_TRACES. SystemExit with a sentence when there is none."""
+    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
+    path = Path(given) if given else folder.joinpath(*usual)
+    if not path.is_file():
+        raise SystemExit(f"gpupool: {path} is not a file; give --jobs FILE, or set GPUPOOL_TRACES to the traces' folder")
+    return path

@@ -1,0 +1,71 @@
+"""SenseTime Helios, the Venus slice, in simulated time: strict FIFO and SJF, whose results are published, and our order.
+
+    ./run bench helios --jobs helios_venus_2vc_sept.csv
+
+Each virtual cluster is a pool of its own: vcvGl 20 nodes, vcvlY 2 nodes, of 8 GPUs. ``fifo`` and ``sjf`` stop at the
+first job that does not fit; SJF knows the runtimes. ``ours`` runs the same jobs through the planner: its limits are the
+file's, its predictions come from the jobs that finished before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+from benchmarks._baselines import Order, TraceJob, figures, p99_by_size, starts
+from benchmarks._replay import Replay, trace_file
+
+SERVICES: tuple[str, ...] = ()
+
+NODES = {"vcvGl": 20, "vcvlY": 2}
+COLUMNS = ("job_id", "user", "tenant", "submit_time", "num_chips", "num_nodes", "duration_s", "walltime_limit_s")
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Mean completion, mean wait, p99 and longest wait in seconds, over all jobs and per virtual cluster."""
+    options = argparse.ArgumentParser(prog="helios", description=__doc__)
+    options.add_argument("--jobs", metavar="FILE")
+    given = options.parse_args(argv)
+    clusters = read(trace_file(given.jobs, "helios", "helios_venus_2vc_sept.csv"))
+    every = [job for jobs in clusters.values() for job in jobs]
+    answer: dict[str, Any] = {"jobs": len(every)}
+    for name, order in (("fifo", Order.FIFO), ("sjf", Order.SJF), ("easy", Order.EASY), ("ours", None)):
+        started: dict[int, int] = {}
+        by_cluster = {}
+        for cluster, jobs in clusters.items():
+            nodes = NODES[cluster]
+            mine = starts(jobs, nodes, order) if order is not None else Replay(jobs, nodes).run()
+            by_cluster[cluster] = figures(jobs, mine)
+            started |= mine
+        answer[name] = {**figures(every, started), "p99_by_size": p99_by_size(every, started), "clusters": by_cluster}
+    return answer
+
+
+def read(path: Path) -> dict[str, list[TraceJob]]:
+    """The jobs of each virtual cluster; lines that begin with # are remarks."""
+    with path.open(newline="") as lines:
+        rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+        missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
+        if missing:
+            raise SystemExit(f"gpupool: {path} has no column {', '.join(missing)}")
+        clusters: dict[str, list[TraceJob]] = {name: [] for name in NODES}
+        users: dict[str, int] = {}
+        for row in rows:
+            if row["tenant"] not in NODES:
+                raise SystemExit(f"gpupool: {path}: tenant {row['tenant']!r} is unknown; known are {', '.join(NODES)}")
+            nodes = int(row["num_nodes"])
+            clusters[row["tenant"]].append(
+                TraceJob(
+                    id=int(row["job_id"]),
+                    submitted=int(row["submit_time"]) // 1_000_000,
+                    nodes=nodes,
+                    per_node=int(row["num_chips"]) // nodes,
+                    runtime=round(float(row["duration_s"])),
+                    limit=round(float(row["walltime_limit_s"])),
+                    team=list(NODES).index(row["tenant"]) + 1,
+                    user=users.setdefault(row["user"], len(users) + 1),
+                )
+            )
+    return clusters
