@@ -15,13 +15,25 @@ from pathlib import Path
 
 import aiohttp
 
-from agent import AGENT_VERSION, logs, processes
+from agent import AGENT_VERSION, logs, processes, volumes
 from agent.background import is_kernel
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.launchers import Launcher
 from agent.meter import Hardware, HardwareEvent, Meter, Use
 from agent.notebook import watch
-from agent.protocol import VERSION, Desired, Health, Inventory, LogChunk, Observed, RunWanted, SampleBatch, SampleRow
+from agent.protocol import (
+    VERSION,
+    Desired,
+    EnvironmentSeen,
+    Health,
+    HomesSeen,
+    Inventory,
+    LogChunk,
+    Observed,
+    RunWanted,
+    SampleBatch,
+    SampleRow,
+)
 from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
@@ -73,7 +85,8 @@ class Agent:
         self.meter = meter
         self.changed = True  # the server should hear of something
         self.poll_seconds = 5.0
-        self._inventory = _inventory(hardware, launcher, meter, notes)
+        self._inventory = _inventory(hardware, launcher, meter, notes, volumes.environment(runs.exposed))
+        self._homes_due: HomesSeen | None = None  # measured and not yet said
         self._spool = Spool(state.folder / "spool")
         self._sent_batches = 0
         self._sent_batches_at = 0.0
@@ -107,6 +120,7 @@ class Agent:
                 self._sample(),
                 self._watch_events(),
                 self._watch_notebooks(),
+                self._watch_homes(),
             )
             tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
             ended: asyncio.Task[object] = asyncio.create_task(stopped.wait())
@@ -211,10 +225,14 @@ class Agent:
             inventory=dataclasses.replace(self._inventory, notes=notes),
             runs=self.runs.seen(),
             spooled_batches=len(self._spool.pending(0)),
+            homes=self._homes_due,
         )
 
     def on_observed_sent(self, observed: Observed) -> None:
-        """Ends that were said may be forgotten once the server no longer names them."""
+        """Ends that were said may be forgotten once the server no longer names them. Homes are said once: a frame that is lost
+        costs one measurement, and one that is refused does not keep the host from its leases."""
+        if self._homes_due is observed.homes:
+            self._homes_due = None
         for seen in observed.runs:
             run = self.runs.runs.get(seen.run)
             if run is not None and seen.state == "ended":
@@ -436,6 +454,14 @@ class Agent:
                     asked[run.id] = now
                     asking[run.id] = asyncio.create_task(self._ask_notebook(run))
 
+    async def _watch_homes(self) -> None:
+        while True:
+            found, pause = await volumes.measured(self.runs.homes)
+            if found is not None:
+                self._homes_due = found
+                self._note_change()
+            await asyncio.sleep(pause)
+
     async def _ask_notebook(self, run: Run) -> None:
         activity = await watch.ask(run.socket, run.secret)
         if run.ended:
@@ -476,7 +502,9 @@ def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
     )
 
 
-def _inventory(hardware: Hardware, launcher: Launcher, meter: Meter, notes: list[str]) -> Inventory:
+def _inventory(
+    hardware: Hardware, launcher: Launcher, meter: Meter, notes: list[str], environment: EnvironmentSeen
+) -> Inventory:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(
         gpus=hardware.gpus,
@@ -486,4 +514,5 @@ def _inventory(hardware: Hardware, launcher: Launcher, meter: Meter, notes: list
         simulated=meter.simulated,
         driver_version=hardware.driver_version,
         notes=[*notes, *hardware.notes],
+        environment=environment,
     )

@@ -28,6 +28,12 @@ STREAM_PATH = "/agent/v1/stream"
 JOIN_PATH = "/agent/v1/join"
 LONGEST_TEXT = 10_000
 LONGEST_LIST = 10_000
+MOST_HOMES = 5_000  # of one host in one frame
+LONGEST_HOME_NAME = 150
+LARGEST_SIZE = 2**60  # bytes
+MOST_PACKAGES = 50
+MOST_EXPOSED = 50
+LONGEST_PATH = 400
 
 
 class ProtocolError(ValueError):
@@ -59,6 +65,15 @@ class GpuSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentSeen:
+    """What notebooks and jobs find on this host beside their home."""
+
+    python: str  # version of the interpreter that notebooks run in and that jobs find first
+    packages: dict[str, str] = field(default_factory=dict)  # name: version, of those that people ask for
+    exposed: list[str] = field(default_factory=list)  # further paths that workloads may read
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     gpus: list[GpuSeen]
     cpu_milli: int
@@ -67,6 +82,7 @@ class Inventory:
     simulated: bool
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)  # what this host cannot do, in words
+    environment: EnvironmentSeen | None = None  # None: an agent that does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,30 @@ class RunSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class HomeSeen:
+    """One home, as it was measured last. None means unknown, never zero."""
+
+    name: str  # RunWanted.owner
+    bytes: int | None = None  # on the disk
+    files: int | None = None
+    changed_at: float | None = None  # the newest change of anything in it, seconds since the epoch
+    complete: bool = True  # False: not everything could be counted, there is at least so much
+    measured_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HomesSeen:
+    """Every home that workloads of this host can be given."""
+
+    storage: str  # hosts that report the same one have the same homes
+    listed_at: float  # seconds since the epoch
+    homes: list[HomeSeen]
+    total_bytes: int | None = None  # of the file system that they lie on
+    free_bytes: int | None = None
+    left_out: int = 0  # how many more there are than a frame takes
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     version: int
     agent_version: str
@@ -96,6 +136,7 @@ class Observed:
     inventory: Inventory
     runs: list[RunSeen]
     spooled_batches: int = 0
+    homes: HomesSeen | None = None  # said once after each measurement; None: nothing new
     kind: str = "observed"
 
 

@@ -9,13 +9,22 @@ from typing import Any
 
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
-from agent.protocol import GpuSeen, Inventory, UnitSeen
+from agent.protocol import (
+    LONGEST_PATH,
+    MOST_EXPOSED,
+    MOST_PACKAGES,
+    EnvironmentSeen,
+    GpuSeen,
+    Inventory,
+    UnitSeen,
+)
 from scheduler import nudge
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
 from scheduler.states import RepairState, change_state
 
 MOST_GPUS = 64
+LONGEST_WORD = 60  # characters of a package's name or version
 CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
 NOT_REPORTED = "its host does not report it any more"
 Geometry = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
@@ -35,6 +44,8 @@ def problem(host: Host, inventory: Inventory) -> str:
         found = _problem_of(gpu)
         if found:
             return found
+    if inventory.environment is not None and (found := _problem_of_environment(inventory.environment)):
+        return found
     elsewhere = (
         Gpu.objects.filter(uuid__in=uuids, retired_at__isnull=True).exclude(host=host).select_related("host").first()
     )
@@ -75,6 +86,25 @@ def _problem_of(gpu: GpuSeen) -> str:
                 f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
             )
         at = unit.first_slot + unit.slots
+    return ""
+
+
+def _problem_of_environment(seen: EnvironmentSeen) -> str:
+    where = "inventory.environment"
+    if len(seen.python) > LONGEST_WORD or not seen.python.isprintable():
+        return f"{where}.python: {seen.python[:60]!r}; allowed: a version of at most {LONGEST_WORD} characters"
+    if len(seen.packages) > MOST_PACKAGES or any(
+        len(word) > LONGEST_WORD or not word.isprintable() for pair in seen.packages.items() for word in pair
+    ):
+        return (
+            f"{where}.packages: {len(seen.packages)} entries; allowed: at most {MOST_PACKAGES}, "
+            f"names and versions of at most {LONGEST_WORD} printable characters"
+        )
+    for path in seen.exposed:
+        if not path.startswith("/") or len(path) > LONGEST_PATH or not path.isprintable():
+            return f"{where}.exposed: {path[:60]!r}; allowed: an absolute path of at most {LONGEST_PATH} characters"
+    if len(seen.exposed) > MOST_EXPOSED:
+        return f"{where}.exposed: {len(seen.exposed)} entries; allowed: at most {MOST_EXPOSED}"
     return ""
 
 

@@ -97,6 +97,37 @@ class Pool(models.Model):
         return self.name
 
 
+class Storage(models.Model):
+    """A folder of homes. Hosts that share it report the same key."""
+
+    key = models.CharField(unique=True, max_length=64, help_text="random, made by the first agent that met the folder")
+    total_bytes = models.BigIntegerField(null=True, blank=True, help_text="of its file system")
+    free_bytes = models.BigIntegerField(null=True, blank=True)
+    left_out = models.PositiveIntegerField(default=0, help_text="homes beyond those that one report can name")
+    listed_at = models.DateTimeField(help_text="when the agents last looked which homes there are")
+
+    def __str__(self) -> str:
+        return self.key[:8]
+
+
+class Volume(models.Model):
+    """One home in a storage, as it was measured last. It is whose name it bears, as the workloads' owner is named to agents."""
+
+    storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
+    name = models.CharField(max_length=150, db_index=True)
+    size_bytes = models.BigIntegerField(null=True, blank=True, help_text="on the disk; empty: unknown")
+    size_complete = models.BooleanField(default=True, help_text="not: there is at least so much")
+    files = models.BigIntegerField(null=True, blank=True)
+    changed_at = models.DateTimeField(null=True, blank=True, help_text="the newest change of anything in it")
+    measured_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["storage", "name"], name="a_home_is_once_in_a_storage")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Host(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     name = models.CharField(unique=True, max_length=63)
@@ -127,6 +158,9 @@ class Host(models.Model):
     state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
     refused_agent = models.JSONField(
         null=True, blank=True, help_text="the last agent that was turned away here: instance, boot_id, reason, at"
+    )
+    storage = models.ForeignKey(
+        Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="hosts", help_text="of its homes"
     )
     last_sync_at = models.DateTimeField(null=True, blank=True)
     silent_since = models.DateTimeField(null=True, blank=True)

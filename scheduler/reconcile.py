@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 
 from agent.protocol import VERSION, Desired, Observed, RunSeen, RunWanted
-from scheduler import attempts, commands, inventory, leases, locks, nudge
+from scheduler import attempts, commands, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Host, Run, Workload, WorkloadKind
 from scheduler.services.agents import note_refused_agent, renewed_credential
@@ -62,7 +62,7 @@ def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | No
         return AgentRefused(
             f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True
         )
-    problem = inventory.problem(host, observed.inventory)
+    problem = inventory.problem(host, observed.inventory) or volumes.problem(observed.homes)
     return AgentRefused(problem, retry=True) if problem else None
 
 
@@ -83,6 +83,8 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
         last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40]
     )
     _renew_lease(host, seen, now)
+    if observed.homes is not None:
+        volumes.write(host, observed.homes, now)
 
 
 def _take_in_runs(
