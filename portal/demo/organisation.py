@@ -7,6 +7,7 @@ and the past is (``portal/demo/history.py``).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -25,6 +26,7 @@ from telemetry.models import Budget, CostCentre, Price
 
 TIME_ZONE = "Europe/Berlin"
 H100, A100 = "H100-80GB", "A100-80GB"
+THIS_MACHINE = "this-machine"
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,19 @@ def first_of_last_month(now: datetime) -> datetime:
     return datetime(year, month, 1, tzinfo=UTC)
 
 
-def make(now: datetime) -> dict[str, Any]:
+def make(now: datetime, this_machine: Sequence[str] = ()) -> dict[str, Any]:
     """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
 
+    ``this_machine``: the models of the GPUs that this machine really has, one entry per GPU; with any, the first host of the
+    shared pool is this machine, and each team is guaranteed a part of its GPUs.
     Returns ``{"sign_ins": [...], "agents": [...]}``; passwords are there only on the call that made them.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():
         with transaction.atomic():
             sign_ins = _make_everything(now)
+            if this_machine:
+                _add_this_machine(this_machine, now)
     return {"sign_ins": sign_ins, "agents": _agents(now)}
 
 
@@ -126,6 +132,32 @@ def _make_everything(now: datetime) -> list[dict[str, str]]:
     _money(teams, now)
     _templates()
     return _people(teams, now)
+
+
+def _add_this_machine(models: Sequence[str], now: datetime) -> None:
+    shared = Pool.objects.get(slug="shared")
+    Host.objects.create(name=THIS_MACHINE, pool=shared, labels={"site": "here"}, simulated=False, created_at=now)
+    teams = list(Team.objects.order_by("pk"))
+    for model in sorted(set(models) - {H100, A100}):
+        count = models.count(model)
+        for number, team in enumerate(teams):
+            guaranteed = count // len(teams) + (1 if number < count % len(teams) else 0)
+            Quota.objects.create(
+                team=team,
+                pool=shared,
+                model=model,
+                guaranteed_slots=guaranteed * SLOTS_PER_GPU,
+                borrow_limit_slots=(count - guaranteed) * SLOTS_PER_GPU,
+                updated_at=now,
+            )
+        Price.objects.create(
+            model=model,
+            cost_per_gpu_hour=Decimal(PRICES[0][1]),
+            price_per_gpu_hour=Decimal(PRICES[0][2]),
+            valid_from=first_of_last_month(now),
+            note=f"taken from {H100}: set your own",
+            created_at=now,
+        )
 
 
 def _teams_and_projects(now: datetime) -> dict[str, Team]:
@@ -263,18 +295,15 @@ def _people(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]:
 
 def _agents(now: datetime) -> list[dict[str, str]]:
     """What ``./run demo`` starts: one agent per host, with a join token where it has not joined yet."""
-    agents = []
-    for demo_host in HOSTS:
-        host = Host.objects.filter(name=demo_host.name).first()
-        if host is None:
-            continue
-        joined = bool(host.credential_hash)
-        agents.append(
-            {
-                "name": demo_host.name,
-                "simulate": demo_host.simulate,
-                "simulate_mig": demo_host.simulate_mig,
-                "join_token": "" if joined else scheduler.issue_join_token(host=host, now=now),
-            }
-        )
-    return agents
+    here = DemoHost(THIS_MACHINE, "shared", simulate="")
+    hosts = {host.name: host for host in Host.objects.filter(name__in=[planned.name for planned in (here, *HOSTS)])}
+    return [
+        {
+            "name": planned.name,
+            "simulate": planned.simulate,
+            "simulate_mig": planned.simulate_mig,
+            "join_token": "" if host.credential_hash else scheduler.issue_join_token(host=host, now=now),
+        }
+        for planned in (here, *HOSTS)
+        if (host := hosts.get(planned.name)) is not None
+    ]

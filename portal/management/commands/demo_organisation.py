@@ -18,9 +18,12 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--out", required=True, type=Path, help="file to write, readable by its owner alone")
+        parser.add_argument(
+            "--this-machine", default="", help="models of this machine's real GPUs, commas between: one each"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        made = organisation.make(now=timezone.now())
+        made = organisation.make(timezone.now(), [m for m in options["this_machine"].split(",") if m])
         out: Path = options["out"]
         out.touch(mode=0o600)
         out.write_text(json.dumps(made, indent=2))
