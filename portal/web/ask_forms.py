@@ -65,6 +65,8 @@ class Options:
 class AskForm(VerbForm):
     """One form for all three kinds; fields of other kinds are there and are not looked at."""
 
+    field_of = FIELD_OF
+
     kind = forms.ChoiceField(label="Kind", choices=KINDS, widget=forms.RadioSelect, initial="reservation")
     name = forms.CharField(label="Name", required=False, max_length=200)
     project = forms.ChoiceField(label="Project")
@@ -117,6 +119,7 @@ class AskForm(VerbForm):
     priority = forms.ChoiceField(
         label="Priority",
         choices=[(p.name.lower(), p.name.capitalize()) for p in Priority],
+        required=False,
         widget=forms.RadioSelect,
         initial="normal",
     )
@@ -187,10 +190,6 @@ class AskForm(VerbForm):
             pairs[name.strip()] = value
         return pairs
 
-    def add_error(self, field: str | None, error: Any) -> None:
-        """The services name their own arguments; each has its field here."""
-        super().add_error(FIELD_OF.get(field, field) if field else field, error)
-
     # -- what the services take --
 
     @property
@@ -218,12 +217,20 @@ class AskForm(VerbForm):
 
     def for_reservation(self) -> dict[str, Any]:
         start = self.cleaned_data["start"]
-        length = timedelta(seconds=self.cleaned_data["seconds"])
+        end = _later(start, timedelta(seconds=self.cleaned_data["seconds"]))
+        return {**self.common(), **self.for_window(start, end), "why": self.cleaned_data["why"]}
+
+    def for_window(self, start: datetime, end: datetime) -> dict[str, Any]:
+        """What is asked for, without its name, in another window; also of a form whose start is not good."""
+        pool, model, profile = self.cleaned_data["target"]
         return {
-            **self.common(),
+            "project": self.project_chosen,
+            "pool": pool,
+            "units": self.cleaned_data["units"],
+            "models": [model] if model else [],
+            "profile": profile,
             "start": start,
-            "end": _later(start, length),
-            "why": self.cleaned_data["why"],
+            "end": end,
             "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
         }
 
@@ -347,7 +354,7 @@ def _targets(lines: list[FreeLine], currency: str) -> list[tuple[str, SafeString
         name = gpu_model(line.model) if not line.profile else f"{line.profile} of {gpu_model(line.model)}"
         where = f", {line.pool.name}" if several else ""
         price = f"{money(line.price, currency)}/h" if line.price is not None else "no price"
-        choices.append((_value(line), _target_label(name, where, f"{line.free} free of {line.total}", price)))
+        choices.append((_value(line), _target_label(name, where, f"{line.free} of {line.total} free now", price)))
     for slug, name in {line.pool.slug: line.pool.name for line in lines}.items():
         label = f"Any whole GPU of {name}" if several else "Any whole GPU"
         choices.append((f"{slug}||", _target_label(label, "", "", "")))

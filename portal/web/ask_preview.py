@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from portal import wording
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
 from portal.models import User
 from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, workloads
@@ -31,11 +31,10 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 
 def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
-    """Context of work/ask_preview.html. A form that is not filled in yet previews what it can."""
+    """Context of work/ask_preview.html. A form that is not filled in yet, or is refused, previews what it can."""
     context: dict[str, Any] = {"now": now, "kind": form.kind_chosen, "blocks": [], "warnings": [], "windows": []}
     if not form.is_valid():
-        context["blocks"] = [{"text": text} for text in _problems(form)]
-        return context
+        return context | _refused(form, user, now, _problems(form), set(form.errors))
     pool, model, profile = form.cleaned_data["target"]
     try:
         if form.kind_chosen == "reservation":
@@ -44,15 +43,65 @@ def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
             context |= _workload(form, user, now)
     except Invalid as refusal:
         named = {FIELD_OF.get(name, name): message for name, message in refusal.fields.items()}
-        context["blocks"] = [{"text": message} for message in named.values()]
-        return context
+        return context | _refused(form, user, now, list(named.values()), set(named))
     except (Conflict, NotAllowed) as refusal:
-        context["blocks"] = [{"text": refusal.message}]
-        return context
+        return context | _refused(form, user, now, [refusal.message], set())
     start, end = _range(form, now)
     context["chart"] = _chart(pool, model, profile, form.cleaned_data["units"], start, end, now)
     context["same"] = same_elsewhere(form)
     return context
+
+
+# -- what is refused as it stands --------------------------------------------------------------------------------------
+
+
+def _refused(form: AskForm, user: User, now: datetime, problems: list[str], fields: set[str]) -> dict[str, Any]:
+    """Why, and all the same what is free of the model it names; where the start is wrong, the first that would do."""
+    windows = _windows_from_now(form, user, now) if "start" in fields else []
+    blocks: list[dict[str, Any]] = [{"text": text} for text in problems]
+    if blocks and windows:
+        blocks[-1]["fix"] = windows[0]
+    context: dict[str, Any] = {"blocks": blocks, "windows": windows}
+    target = form.cleaned_data.get("target")
+    if target is not None:
+        start, end = _range(form, now)
+        context["chart"] = _chart(*target, form.cleaned_data.get("units") or 0, start, end, now)
+        context["room"] = _room(form, windows[0]["start"] if windows else None, now)
+    return context
+
+
+def _windows_from_now(form: AskForm, user: User, now: datetime) -> list[dict[str, Any]]:
+    """The first windows that fit what it asks for, whatever is wrong with its start; none where more than that is wrong."""
+    data = form.cleaned_data
+    if form.kind_chosen != "reservation" or None in map(data.get, ("target", "project", "units", "seconds")):
+        return []
+    start = _next_five_minutes(now)
+    try:
+        answer = reservations.preview_reservation(
+            actor=user, now=now, **form.for_window(start, start + timedelta(seconds=data["seconds"]))
+        )
+    except (ServiceError, OverflowError):
+        return []
+    own = [(start, start + timedelta(seconds=data["seconds"]))] if answer["fits"] else []
+    return [_window(first, last) for first, last in [*own, *answer["windows"]]]
+
+
+def _next_five_minutes(now: datetime) -> datetime:
+    return now.replace(second=0, microsecond=0) + timedelta(minutes=5 - now.minute % 5)
+
+
+def _room(form: AskForm, start: datetime | None, now: datetime) -> str:
+    """Why a window can be had although fewer GPUs are free right now; empty where that is no question."""
+    pool, model, profile = form.cleaned_data["target"]
+    asked = form.cleaned_data.get("units") or 0
+    line = next((line for line in form.lines if (line.pool, line.model, line.profile) == (pool, model, profile)), None)
+    if line is None or start is None or line.free >= asked:
+        return ""
+    free = "none is" if line.free == 0 else "1 is" if line.free == 1 else f"{line.free} are"
+    return (
+        f"Right now {free} free. A reservation counts what is free by its start: work that ends until then and work on"
+        " borrowed GPUs, which is told and makes room."
+    )
 
 
 # -- a reservation -----------------------------------------------------------------------------------------------------
@@ -78,8 +127,9 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         ),
         "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
+    fix = context["windows"][0] if context["windows"] else None
+    context["room"] = _room(form, start if answer["fits"] else fix and fix["start"], now)
     if not answer["fits"]:
-        fix = context["windows"][0] if context["windows"] else None
         context["blocks"] = [{"text": wording.reason(answer["code"], answer["numbers"], user), "fix": fix}]
     return context
 
@@ -131,9 +181,11 @@ def _problems(form: AskForm) -> list[str]:
 
 
 def _range(form: AskForm, now: datetime) -> tuple[datetime, datetime]:
-    length = timedelta(seconds=min(form.cleaned_data["seconds"], 60 * 86_400))
-    if form.kind_chosen == "reservation":
-        start = max(form.cleaned_data["start"], now - timedelta(days=1))
+    """The range that the chart marks; of a form that is not filled in yet, as much of it as there is."""
+    length = timedelta(seconds=min(form.cleaned_data.get("seconds") or 3600, 60 * 86_400))
+    start = form.cleaned_data.get("start")
+    if form.kind_chosen == "reservation" and start is not None:
+        start = min(max(start, now - timedelta(days=1)), now + timedelta(days=366))
         return start, start + length
     return now, now + length
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from django import forms
 
@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 class VerbForm(forms.Form):
     """The rules are the service's; the form only knows how its fields look."""
+
+    field_of: ClassVar[Mapping[str, str]] = {}  # argument of the service: the field that shows what is wrong with it
 
     def carry_out(self, verb: Callable[..., T], **arguments: Any) -> T | None:
         """Call ``verb`` with ``arguments``. None when it refused: its words are then among the form's errors.
@@ -26,7 +28,8 @@ class VerbForm(forms.Form):
             raise
         except Invalid as error:
             for name, message in error.fields.items():
-                self.add_error(name if name in self.fields else None, message)
+                field = self.field_of.get(name, name)
+                self.add_error(field if field in self.fields else None, message)
         except Conflict as error:
             self.add_error(error.field if error.field in self.fields else None, error.message)
         except ServiceError as error:

@@ -43,3 +43,16 @@ def test_the_first_page_after_signing_in_is_written_in_the_browsers_own_zone(
     page = sign_in(browser, live_server, world.vision.member.username, timezone_id=LIMA)
     assert page.locator("html").get_attribute("data-zone") == LIMA
     assert page.locator("[data-zone-text]").inner_text() == f"Times in {LIMA}"
+
+
+def test_nothing_covers_a_field_of_the_request_form(world: World, live_server: Any, browser: Browser) -> None:
+    page = sign_in(browser, live_server, world.vision.member.username)
+    for width, height in ((1280, 800), (360, 640)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(f"{live_server.url}/ask/")
+        bar = page.locator(".ask-submit")
+        for name in ("length", "why"):
+            page.locator(f"[name={name}]").focus()
+            field, below = page.locator(f"[name={name}]").bounding_box(), bar.bounding_box()
+            assert field is not None and below is not None
+            assert field["y"] + field["height"] <= below["y"], (name, width)

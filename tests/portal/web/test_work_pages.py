@@ -468,6 +468,41 @@ def test_what_cannot_be_taken_is_named_beside_its_field_and_nothing_is_made(
     assert preview.status_code == 200
 
 
+def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_fits(world: World) -> None:
+    client = signed_in(world.vision.member)
+    for start in ("2001-01-01T09:00", "", "9999-12-31T23:00"):
+        page = client.post(reverse("ask"), ask_data(world, start=start)).content.decode()
+        assert '<svg class="chart"' in page, start
+        assert "First window that fits" in page, start
+        assert page.count('name="use_start"') == 2, start  # the note's and the list's
+    page = client.post(reverse("ask"), ask_data(world, length="90000")).content.decode()
+    assert '<svg class="chart"' in page
+    assert "First window that fits" not in page
+    taken = reserve(world, world.vision, "taken", hours=24, length=6, units=8)
+    start = timezone.localtime(taken.start + dt.timedelta(minutes=30))
+    page = client.post(reverse("ask"), ask_data(world, count="8", start=f"{start:%Y-%m-%dT%H:%M}")).content.decode()
+    assert '<svg class="chart"' in page
+    assert page.count('name="use_start"') >= 2
+
+
+def test_what_is_wrong_with_an_argument_stands_beside_its_field(world: World) -> None:
+    client = signed_in(world.vision.member)
+    page = client.post(reverse("ask"), ask_data(world, count="other", units_other="999")).content.decode()
+    assert 'id="id_units_other_error"' in page
+    page = client.post(reverse("ask"), ask_data(world, length="9000")).content.decode()
+    assert 'id="id_length_error"' in page
+
+
+def test_a_window_that_fits_while_fewer_are_free_says_why(world: World) -> None:
+    run_job(world, world.language, "lent", host="alpha", gpus=list(range(8)), preemptible=True)
+    run_job(world, world.robotics, "lent too", host="beta", gpus=list(range(8)), preemptible=True)
+    client = signed_in(world.vision.member)
+    page = client.post(reverse("ask-preview"), ask_data(world)).content.decode()
+    assert "It fits." in page
+    assert "Right now none is free. A reservation counts what is free by its start" in page
+    assert "0 of 16 free now" in client.get(reverse("ask")).content.decode()
+
+
 def test_a_nul_in_a_name_is_refused_and_not_stored(world: World) -> None:
     answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, name="a\0b"))
     assert answer.status_code == 400
