@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -399,6 +399,28 @@ def notice(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> 
     """The sentence of a Notification."""
     sentence = NOTICES.get(kind)
     return sentence(_Facts(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()
+
+
+def still_there(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
+    """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
+    runs to its own end. Each soonest first."""
+    if not leaving and not staying:
+        return "Nothing runs on it any more."
+    said = []
+    if leaving:
+        said.append(f"Still leaving: {_named(leaving)}, by {moment(leaving[-1][1])} at the latest.")
+    if staying:
+        verb = "runs to its end" if len(staying) == 1 else "run to their ends"
+        said.append(f"{_named(staying)} {verb}, by {moment(staying[-1][1])} at the latest.")
+    return " ".join(said)
+
+
+def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
+    """Names with commas; of many the first few and how many more."""
+    names = [name for name, _ in rows[:most]]
+    if len(rows) > most:
+        return f"{', '.join(names)} and {len(rows) - most} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def submission_what(kind: str, payload: Numbers) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from portal import policy
 from portal.models import User
 from scheduler import selectors as engine
+from scheduler.commands import LIVE
 from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Unit, Workload
-from scheduler.states import AdminState, LeaseState, RepairState
+from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.models import HealthEvent, Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
@@ -104,6 +106,31 @@ def effect(host: Host, now: datetime) -> dict[str, Any]:
         "reservations": len(found.reservations),
         "unkept": len(found.unkept),
     }
+
+
+def is_closed(host: Host) -> bool:
+    """Whether it takes nothing new, by a person's word or for a fault."""
+    return host.admin_state != AdminState.IN_SERVICE or host.repair_state != RepairState.WELL
+
+
+@dataclass(frozen=True)
+class StillThere:
+    """Work with a part on a host. ``leaves``: it was told to go; else it runs on to its end. ``by``: gone by then at the latest."""
+
+    workload: Workload
+    leaves: bool
+    by: datetime
+
+
+def still_there(host: Host, now: datetime) -> list[StillThere]:
+    """What has not left it, soonest gone first. One query."""
+    found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE).distinct()
+    rows = []
+    for workload in found.select_related("project__team", "owner"):
+        leaves = workload.state in (WorkloadState.NOTICE, WorkloadState.STOPPING)
+        limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
+        rows.append(StillThere(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit))
+    return sorted(rows, key=lambda row: (row.by, row.workload.pk))
 
 
 def models_of(host: Host) -> list[tuple[str, int]]:

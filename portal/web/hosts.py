@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import policy
+from portal import policy, wording
 from portal.models import User
 from portal.selectors import hosts as reads
 from portal.services import hosts as verbs
@@ -29,6 +29,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "label": "Cordon",
         "title": "Cordon {}?",
         "text": "Nothing new starts on it. What runs goes on to its end.",
+        "done": "{0} is cordoned: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE},
         "why": True,
     },
@@ -38,6 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "title": "Drain {}?",
         "text": "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on elsewhere; "
         "the rest runs to its end.",
+        "done": "{0} is draining: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE, AdminState.CORDONED},
         "why": True,
     },
@@ -46,6 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "label": "Return to service",
         "title": "Return {} to service?",
         "text": "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
+        "done": "{0} is back in service.",
         "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
         "why": False,
     },
@@ -107,6 +110,8 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "refused": reads.refused_agent(row),
         "windows": row.maintenance_windows.filter(end__gt=now).order_by("start"),
         "may_change": may_change,
+        "closed": may_change and reads.is_closed(row),
+        "still_there": reads.still_there(row, now) if may_change and reads.is_closed(row) else [],
         "changes": [
             {"url": reverse(f"host-{verb}", args=[name]), "label": change["label"]}
             for verb, change in CHANGES.items()
@@ -123,6 +128,11 @@ def _host(user: User, name: str) -> Host:
     return row
 
 
+def _still_there(rows: list[reads.StillThere]) -> str:
+    told = [(row.workload.name, row.by) for row in rows if row.leaves]
+    return wording.still_there(told, [(row.workload.name, row.by) for row in rows if not row.leaves])
+
+
 def _applies(change: dict[str, Any], row: Host) -> bool:
     return row.admin_state in change["from"] or (change["label"] == "Return to service" and row.repair_state != "well")
 
@@ -137,7 +147,7 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(change["verb"], actor=user, host=row, why=form.cleaned_data["why"], now=now)
         if done is not None:
-            messages.success(request, f"{name}: {change['label'].lower()} is done.")
+            messages.success(request, change["done"].format(name, _still_there(reads.still_there(row, now))))
             return redirect("host", name)
     context = {
         "host": row,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -73,7 +74,7 @@ class LaunchForm(VerbForm):
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     name = forms.CharField(label="Name", required=False, help_text="Empty: named after the template and you.")
 
-    SERVICE_FIELDS = {"max_runtime_seconds": "hours", "models": "model", "units": "template", "profile": "template"}
+    field_of: ClassVar[Mapping[str, str]] = {"max_runtime_seconds": "hours", "models": "model", "units": "template", "profile": "template"}
 
     def __init__(
         self,
@@ -107,10 +108,6 @@ class LaunchForm(VerbForm):
             ("", "No"),
             *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
         ]
-
-    def add_error(self, field: str | None, error: Any) -> None:
-        """The service names its own arguments; each has its field here."""
-        super().add_error(self.SERVICE_FIELDS.get(field, field) if field else field, error)
 
     def arguments(self) -> dict[str, Any]:
         """What the service takes, of a valid form."""

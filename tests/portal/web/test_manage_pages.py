@@ -14,8 +14,9 @@ from portal.models import Submission, User
 from portal.services import approvals, reservations
 from scheduler import agent_api
 from scheduler import services as engine
-from scheduler.models import Host, MaintenanceWindow, Quota, Reservation
+from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
 from scheduler.states import AdminState
+from tests.portal.web.work_samples import run_job
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -65,6 +66,21 @@ def test_a_host_is_cordoned_drained_and_returned_after_its_effect_was_shown(worl
         assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "new fans"}).status_code == 302
         assert Host.objects.get(name="alpha").admin_state == state
     assert client.get(reverse("host", args=["alpha"])).status_code == 200
+
+
+def test_after_a_drain_the_page_says_what_still_leaves(world: World) -> None:
+    client = signed_in(world.operator)
+    run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
+    run_job(world, world.vision, "desk", host="alpha", gpus=[2], kind="notebook")
+    page = client.post(reverse("host-drain", args=["alpha"]), {"why": "new fans"}, follow=True).content.decode()
+    assert "alpha is draining: nothing new starts on it. Still leaving: storm, by " in page
+    assert "desk runs to its end, by " in page
+    assert "is done" not in page
+    assert page.count("Still on it") == 1
+    Run.objects.update(ended_at=timezone.now())
+    later = client.get(reverse("host", args=["alpha"])).content.decode()
+    assert "Nothing runs on it any more." in later
+    assert "Still on it" not in signed_in(world.vision.member).get(reverse("host", args=["alpha"])).content.decode()
 
 
 def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_refused(world: World) -> None:
