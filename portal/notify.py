@@ -16,9 +16,10 @@ from django.db.models import F, Q
 
 from portal import wording
 from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
+from portal.selectors import moves
 from scheduler import nudge
 from scheduler.core.reasons import Code
-from scheduler.models import Command, Decision, HostStateChange, Reservation, Run, Workload
+from scheduler.models import Command, Decision, HostStateChange, Reservation, Run, Workload, WorkloadKind
 from scheduler.states import LeaseState, RepairState, ReservationState, WorkloadState
 from telemetry.models import BudgetAlert, HealthEvent, HealthRule
 
@@ -247,9 +248,13 @@ def _moves(since: datetime, now: datetime) -> Iterator[Fact]:
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(Code.DRAINED, Code.GPU_ERROR), run__rank=0,
         created_at__gt=since, created_at__lte=now,
     )  # fmt: skip
-    for command in told.select_related("run__workload", "host").order_by("pk"):
-        workload = command.run.workload
-        numbers = {"name": workload.name, "host": command.host.name, "code": command.code}
+    commands = list(told.select_related("run__workload", "host").order_by("pk"))
+    behind = moves.of_commands(commands)
+    for command in commands:
+        workload, move = command.run.workload, behind[command.run_id]
+        # A notebook whose GPU failed has nothing to go on from.
+        ends = command.code == Code.GPU_ERROR and workload.kind == WorkloadKind.NOTEBOOK
+        numbers = {**move.numbers, "name": workload.name, "host": command.host.name, "code": move.code, "ends": ends}
         yield Fact("has_to_move", f"moves:{command.run_id}", (workload.owner_id,), numbers, workload=workload.pk)
 
 

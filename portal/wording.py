@@ -240,21 +240,48 @@ REASONS: dict[str, Sentence] = {
         f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
         f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it; you can ask for that."
     ),
+    "extension_blocked": lambda f: (
+        f"It can't keep its {_counted(int(f.get('need') or 0), 'GPU') if f.get('need') else 'GPUs'} beyond{f.time(' ', 'end') or ' its end'}: "
+        + " and ".join(
+            words
+            for words in (
+                f"{_counted(int(f.get('reservations') or 0), 'other reservation')} would lose what was promised" if f.get("reservations") else "",
+                f"{_counted(int(f.get('maintenance') or 0), 'GPU')} of them go into maintenance" if f.get("maintenance") else "",
+            )
+            if words
+        )
+        + "."
+    ),
     # how it ended
     "finished": lambda f: "It finished.",
     "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
     "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
     "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
-    "gpu_error": lambda f: f"A GPU failed under it{f.plain(' (', 'xid', 'event', after=')')}.",
+    "gpu_error": lambda f: (
+        f"{_failed_gpu(f)}, and it ran on that GPU."
+        if f.get("host") and f.get("event")
+        else f"A GPU failed under it{f.plain(' (', 'xid', 'event', after=')')}."
+    ),
     "host_lost": lambda f: "Its host fell silent.",
     "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
     "cancelled": lambda f: "It was cancelled.",
     "time_limit": lambda f: "It reached its longest runtime.",
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
-    "drained": lambda f: "Its host is taken out of service.",
+    "drained": lambda f: (
+        f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
+        if f.get("host") and f.get("event")
+        else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
+    ),
 }
+
+
+def _failed_gpu(f: _Facts) -> str:
+    """``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
+    kind, _, number = str(f.get("event")).partition(":")
+    said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
+    return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
 
 
 def _asked(f: _Facts) -> str:
@@ -387,7 +414,8 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     ),
     "has_to_move": lambda f: (
         f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
-        f"{reason(str(f.get('code') or ''), f.numbers, f.viewer)} It is queued again with its place kept."
+        f"{reason(str(f.get('code') or ''), f.numbers, f.viewer)} "
+        + ("It ends; files saved in its home stay." if f.get("ends") else "It is queued again with its place kept.")
     ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
@@ -430,12 +458,27 @@ def submission_what(kind: str, payload: Numbers) -> str:
         lend = "any number" if limit is None else f"{limit}"
         model = _readable(str(payload.get("model")))
         return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more"
-    if kind == "reservation":
+    if kind in ("reservation", "series", "window_change"):
         models = " or ".join(map(_readable, payload.get("models") or [])) or "any GPU"
         asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
         when = window(_parsed(payload.get("start")), _parsed(payload.get("end")))
-        return f"{payload.get('units')} × {asked}, {when}"
+        what = f"{payload.get('units')} × {asked}, {when}"
+        if kind == "series":
+            return f"{what}, {weekdays(payload.get('weekdays') or [])} until {payload.get('until')} ({payload.get('occurrences')} times)"
+        if kind == "window_change":
+            old = window(_parsed(payload.get("start_now")), _parsed(payload.get("end_now")))
+            return f"another window for {payload.get('name')}: {what} instead of {old}"
+        return what
     return f"membership as {payload.get('role')}"
+
+
+def weekdays(days: Sequence[str]) -> str:
+    """``every weekday``, ``every day``, ``every Mon, Wed``; of ``mon`` to ``sun``."""
+    if len(days) == 7:
+        return "every day"
+    if list(days) == ["mon", "tue", "wed", "thu", "fri"]:
+        return "every weekday"
+    return f"every {', '.join(day.capitalize() for day in days)}"
 
 
 def _readable(model: str) -> str:

@@ -11,7 +11,8 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from portal.selectors import use
+from portal.selectors import moves, use
+from portal.selectors.moves import Move
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
     Allocation,
@@ -64,6 +65,7 @@ class Piece:
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
     eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
+    move: Move | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
 
     @property
     def simulated(self) -> bool:
@@ -93,6 +95,10 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     evictions = Decision.objects.filter(workload__in=made_room, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
         found[decision.workload_id].eviction = decision
+    gone = {piece.run.pk: piece for piece in found.values() if piece.run is not None and _had_to_go(piece.workload)}
+    if gone:
+        for run_id, move in moves.of_runs(gone).items():
+            gone[run_id].move = move
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
@@ -110,6 +116,10 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
 def _made_room(workload: Workload) -> bool:
     """Whether it goes because it was told to make room, or waits again after that."""
     return workload.state in GOING or (workload.state == WorkloadState.QUEUED and workload.attempt > 0)
+
+
+def _had_to_go(workload: Workload) -> bool:
+    return _made_room(workload) or workload.outcome in moves.MOVED
 
 
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
@@ -157,7 +167,16 @@ def attempts(workload: Workload) -> list[dict[str, object]]:
     by_number: dict[int, list[Run]] = {}
     for run in runs:
         by_number.setdefault(run.attempt, []).append(run)
-    return [{"number": number, "runs": some, "held": held.get(number, [])} for number, some in by_number.items()]
+    told = moves.of_runs(run.pk for run in runs)
+    return [
+        {
+            "number": number,
+            "runs": some,
+            "held": held.get(number, []),
+            "move": next((told[run.pk] for run in some if run.pk in told), None),
+        }
+        for number, some in by_number.items()
+    ]
 
 
 # -- a team ------------------------------------------------------------------------------------------------------------

@@ -203,6 +203,15 @@ def _stop(workload: Workload, small: bool) -> dict[str, Any]:
     }
 
 
+def how_it_ended(piece: Piece, user: User) -> str:
+    """In a sentence; empty while it has not ended."""
+    workload = piece.workload
+    if workload.state != WorkloadState.ENDED:
+        return ""
+    behind = piece.move.numbers if piece.move is not None and piece.move.code == workload.outcome else {}
+    return wording.reason(workload.outcome, {**workload.outcome_numbers, **behind}, user)
+
+
 def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
     workload = piece.workload
     return {
@@ -255,7 +264,8 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     workload = piece.workload
     if workload.state == WorkloadState.NOTICE:
         by = f" It is gone by {wording.moment(workload.gone_by)}." if workload.gone_by else ""
-        return {"warn": True, "text": f"It writes a checkpoint to make room. {_why_it_goes(piece, user)}{by}"}
+        what_for = "and leaves its host" if piece.move else "to make room"
+        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {_why_it_goes(piece, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
         return {"text": f"It is being stopped. {_why_it_goes(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
@@ -291,6 +301,8 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
 
 def _why_it_goes(piece: Piece, user: User) -> str:
     """For whom it makes room, as far as the viewer may know, or why else it is stopped."""
+    if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
+        return wording.reason(piece.move.code, piece.move.numbers, user)
     if piece.eviction is not None:
         numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
         return wording.reason(piece.eviction.code, numbers, user)

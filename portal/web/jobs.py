@@ -15,6 +15,7 @@ from django.utils import timezone
 from portal import policy, wording
 from portal.models import User
 from portal.selectors import use, work
+from portal.selectors.moves import Move
 from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.web import home_cards, live
@@ -74,9 +75,7 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "card": home_cards.card(piece, user, currency, now),
         "steps": home_cards.step_line(piece) if workload.state in home_cards.BEFORE else None,
         "facts": facts_of(piece, user, now),
-        "ended": wording.reason(workload.outcome, workload.outcome_numbers, user)
-        if workload.state == WorkloadState.ENDED
-        else "",
+        "ended": home_cards.how_it_ended(piece, user),
         "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
         "tabs": tabs_of(request, workload, piece, now),
         **tab_context(request, workload, piece, user, currency, now),
@@ -225,6 +224,10 @@ def _attempt(found: dict[str, Any], user: User) -> dict[str, Any]:
     first = runs[0]
     outcome = next((run.outcome for run in runs if run.outcome), "")
     numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None)}
+    move: Move | None = found["move"]
+    why = wording.reason(outcome, numbers, user) if outcome else ""
+    if move is not None:
+        why = f"{wording.reason(move.code, move.numbers, user)} {'' if outcome == move.code else why}".strip()
     ended = first.ended_at
     began = first.running_at or first.starting_at or first.placed_at
     return {
@@ -237,7 +240,7 @@ def _attempt(found: dict[str, Any], user: User) -> dict[str, Any]:
         "lasted": duration(ended - began) if ended else "",
         "state": home_cards.ended_state(outcome) if ended else str(first.state),
         "word": wording.OUTCOMES.get(outcome, ("", "Ended", ""))[1] if ended else "",
-        "why": wording.reason(outcome, numbers, user) if outcome else "",
+        "why": why,
         "checkpoint_at": max((run.checkpoint_at for run in runs if run.checkpoint_at), default=None),
         "uuids": [unit.uuid for unit in found["held"]],
         "runs": runs,

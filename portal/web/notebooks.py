@@ -228,7 +228,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
         "open_url": reverse("notebook-open", args=[workload.public_id]),
         "facts": jobs.facts_of(piece, user, now),
-        "ended": _how_it_ended(workload, user),
+        "ended": home_cards.how_it_ended(piece, user),
         "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
         "tabs": jobs.tabs_of(request, workload, piece, now),
         **jobs.tab_context(request, workload, piece, user, currency, now),
@@ -264,9 +264,3 @@ def _is_ready(piece: work.Piece, user: User) -> bool:
     workload = piece.workload
     answers = piece.run is not None and piece.run.ready_at is not None
     return answers and workload.state in home_cards.LIVE and workload.owner_id == user.pk
-
-
-def _how_it_ended(workload: Workload, user: User) -> str:
-    if workload.state != WorkloadState.ENDED:
-        return ""
-    return wording.reason(workload.outcome, workload.outcome_numbers, user)

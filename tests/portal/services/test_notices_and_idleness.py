@@ -14,9 +14,10 @@ from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission
 from portal.services import approvals, reservations, workloads
 from scheduler import nudge
+from scheduler import services as engine
 from scheduler.models import Allocation, Decision, HostStateChange, Reservation, Run, Workload
 from telemetry.health import handle_events
-from telemetry.models import Budget, BudgetAlert, HealthEvent
+from telemetry.models import Budget, BudgetAlert, HealthEvent, HealthRule
 from tests.world import H100, World, units_of
 
 MINUTE = timedelta(minutes=1)
@@ -151,6 +152,7 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
 def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World) -> None:
     """XID 79 cordons a host whose repair state stays well; a warning does nothing but tell."""
     alpha, made = world.hosts["alpha"], job(world, preemptible=True)
+    meaning = HealthRule.objects.get(code="xid:79").meaning
     run_of(made, world, running_at=world.now)
     Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
     gpu = alpha.gpus.order_by("index").first()
@@ -168,7 +170,23 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
     sentence = wording.notice(told.kind, told.numbers, world.operator)
     assert sentence == "alpha, GPU 0: xid:79. The host was cordoned, and work that can go leaves it."
     assert kinds(world.vision.member) == ["started", "has_to_move"]
+    moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
+    assert wording.notice(moved.kind, moved.numbers, world.vision.member) == (
+        f"{made.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
+        "nothing new, and work that can move leaves it. It is queued again with its place kept."
+    )
     assert kinds(world.language.member) == []
+
+
+@pytest.mark.django_db
+def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
+    made = job(world, preemptible=True)
+    run_of(made, world, running_at=world.now)
+    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
+    engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
+    notify.tell(world.now + 2 * MINUTE)
+    moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
+    assert "Its host alpha is taken out of service: new fans." in wording.notice(moved.kind, moved.numbers)
 
 
 @pytest.mark.django_db

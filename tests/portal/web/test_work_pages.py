@@ -14,6 +14,8 @@ from django.utils import timezone
 from portal.models import AuditEvent, Submission, Template
 from scheduler.models import Reservation, Workload
 from scheduler.states import ReservationState, WorkloadState
+from telemetry.health import handle_events
+from telemetry.models import HealthEvent
 from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in
 from tests.world import H100, World
 
@@ -366,6 +368,30 @@ def test_a_reservation_is_shortened_and_cancelled_from_its_page(world: World) ->
 def test_another_teams_reservation_is_not_found(world: World) -> None:
     row = reserve(world, world.vision, "review", hours=24, length=8)
     assert signed_in(world.language.member).get(reverse("reservation", args=[row.public_id])).status_code == 404
+
+
+def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World) -> None:
+    """The table closes the whole host: also work on its other GPUs has to go."""
+    on_it = run_job(world, world.vision, "on it", host="alpha", gpus=[0, 1], preemptible=True)
+    beside = run_job(world, world.vision, "beside", host="alpha", gpus=[3], preemptible=True)
+    desk = run_job(world, world.vision, "desk", host="alpha", gpus=[5], kind="notebook")
+    now = timezone.now()
+    HealthEvent.objects.create(
+        host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=1), event_id="1", source="xid",
+        code="xid:79", at=now, received_at=now,
+    )  # fmt: skip
+    handle_events(now)
+    client = signed_in(world.vision.member)
+    for work in (on_it, beside):
+        page = client.get(reverse("job", args=[work.public_id])).content.decode()
+        assert "GPU 1 of alpha failed (XID 79, " in page
+        tab = client.get(reverse("job", args=[work.public_id]), {"tab": "attempts"}).content.decode()
+        assert tab.count("GPU 1 of alpha failed (XID 79, ") == 2
+    assert "and it ran on that GPU" in client.get(reverse("job", args=[on_it.public_id])).content.decode()
+    assert "work that can move leaves it" in client.get(reverse("home")).content.decode()
+    Workload.objects.filter(pk=beside.pk).update(state="queued", stop_requested="")
+    assert "GPU 1 of alpha failed" in client.get(reverse("job", args=[beside.public_id])).content.decode()
+    assert "failed" not in client.get(reverse("notebook", args=[desk.public_id])).content.decode()
 
 
 # -- the request form --------------------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""Why work had to leave a host that was taken out: the hardware event behind it, or the words of whoever took it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.reasons import Code
+from scheduler.models import Command, HostStateChange
+from telemetry.models import HealthEvent, HealthRule
+
+MOVED = (Code.DRAINED, Code.GPU_ERROR)
+ACTED = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, HealthRule.Action.QUARANTINE_GPU)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A run that was told to leave its host. ``numbers`` for the sentence of ``code``: ``host``; where a hardware event is behind it
+    ``event``, ``meaning`` and ``gpu`` (the index of the one that failed); else ``words``, what the operator said."""
+
+    code: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def of_runs(runs: Iterable[int]) -> dict[int, Move]:
+    """By run, those that were told to leave. One query where there are none, at most four."""
+    told = list(
+        Command.objects.filter(run__in=list(runs), code__in=MOVED, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        .select_related("host")
+        .order_by("run_id", "pk")
+    )
+    return of_commands(told)
+
+
+def of_commands(told: Iterable[Command]) -> dict[int, Move]:
+    """The same of commands that are loaded with their host. A host is closed, and its work told, at one and the same moment."""
+    first: dict[int, Command] = {}
+    for command in told:
+        first.setdefault(command.run_id, command)
+    if not first:
+        return {}
+    hosts, moments = {c.host_id for c in first.values()}, {c.created_at for c in first.values()}
+    events = HealthEvent.objects.filter(host__in=hosts, handled_at__in=moments, action_taken__in=ACTED)
+    by_event = {(e.host_id, e.handled_at): e for e in events.select_related("gpu").order_by("-at", "-pk")}
+    meanings = (
+        dict(HealthRule.objects.filter(code__in={e.code for e in by_event.values()}).values_list("code", "meaning"))
+        if by_event
+        else {}
+    )
+    changes = HostStateChange.objects.filter(host__in=hosts, at__in=moments).exclude(reason="")
+    words = {(host, at): reason for host, at, reason in changes.values_list("host_id", "at", "reason")}
+    return {run: _move(c, by_event.get(key), meanings, words.get(key, "")) for run, c in first.items() if (key := _key(c))}
+
+
+def _key(command: Command) -> tuple[int, Any]:
+    return command.host_id, command.created_at
+
+
+def _move(command: Command, event: HealthEvent | None, meanings: dict[str, str], words: str) -> Move:
+    numbers: dict[str, Any] = {"host": command.host.name}
+    if event is None:
+        return Move(command.code, numbers | ({"words": words} if words else {}))
+    numbers |= {"event": event.code, "meaning": meanings.get(event.code, "")}
+    return Move(command.code, numbers | ({"gpu": event.gpu.index} if event.gpu else {}))
