@@ -16,8 +16,8 @@ ACTED = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, HealthRule.Action.QU
 
 @dataclass(frozen=True)
 class Move:
-    """A run that was told to leave its host. ``numbers`` for the sentence of ``code``: ``host``; where a hardware event is behind it
-    ``event``, ``meaning`` and ``gpu`` (the index of the one that failed); else ``words``, what the operator said."""
+    """A run that was told to leave its host. ``numbers`` for the sentence of ``code``: ``host``; where a hardware event is behind
+    it ``event``, ``meaning`` and ``gpu`` (the index of the one that failed); else ``words``, what the operator said."""
 
     code: str
     numbers: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict
 from portal.models import Template, User
 from portal.selectors import free, work
@@ -28,7 +28,7 @@ from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
-from scheduler.models import Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.models import Reservation, WorkloadKind, WorkloadType
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
 
@@ -74,7 +74,12 @@ class LaunchForm(VerbForm):
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     name = forms.CharField(label="Name", required=False, help_text="Empty: named after the template and you.")
 
-    field_of: ClassVar[Mapping[str, str]] = {"max_runtime_seconds": "hours", "models": "model", "units": "template", "profile": "template"}
+    field_of: ClassVar[Mapping[str, str]] = {
+        "max_runtime_seconds": "hours",
+        "models": "model",
+        "units": "template",
+        "profile": "template",
+    }
 
     def __init__(
         self,
