@@ -100,5 +100,7 @@ def trace_file(given: str | None, *usual: str) -> Path:
     folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
     path = Path(given) if given else folder.joinpath(*usual)
     if not path.is_file():
-        raise SystemExit(f"gpupool: {path} is not a file; give --jobs FILE, or set GPUPOOL_TRACES to the traces' folder")
+        raise SystemExit(
+            f"gpupool: {path} is not a file; give --jobs FILE, or set GPUPOOL_TRACES to the traces' folder"
+        )
     return path
