@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -72,6 +73,28 @@ def length(seconds: int) -> str:
     return f"{seconds // 86_400} d" + (f" {seconds % 86_400 // 3600} h" if seconds % 86_400 >= 3600 else "")
 
 
+def data_size(size: int | None, complete: bool = True) -> str:
+    """Bytes as ``4.2 GB`` (powers of 1000); ``over`` before it where not all could be counted; ``unknown`` for None."""
+    if size is None:
+        return "unknown"
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    step = 0
+    while size >= 1000 ** (step + 1) and step < len(units) - 1:
+        step += 1
+    text = f"{size / 1000**step:.{0 if step == 0 or size >= 100 * 1000**step else 1}f} {units[step]}"
+    return text if complete else f"over {text}"
+
+
 def local(text: str | None) -> str:
     """A moment in the local zone: ``2026-03-02 09:00``; a dash for none."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}" if text else "-"
+
+
+def local_zone() -> str:
+    """This machine's time zone by its name in the time zone database; UTC where it can't be told."""
+    named = os.environ.get("TZ", "").lstrip(":")
+    if named:
+        return named
+    place = os.path.realpath("/etc/localtime")
+    _, found, name = place.partition("/zoneinfo/")
+    return name if found else "UTC"

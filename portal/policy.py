@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
-from scheduler.models import Gpu, Host, Pool, Project, Quota, Reservation, Team, Workload
+from scheduler.models import Gpu, Host, Pool, Project, Quota, Reservation, Team, Volume, Workload
 from telemetry.models import Budget, Charge, Statement
 
 Viewer = User | AnonymousUser
@@ -254,6 +254,16 @@ def visible_workloads(user: Viewer) -> QuerySet[Workload]:
     if sees_all_teams(user):
         return Workload.objects.all()
     return Workload.objects.filter(project__team__in=my_team_ids(user))
+
+
+def visible_volumes(user: Viewer) -> QuerySet[Volume]:
+    """One's own home and those of the people of teams one leads; all for operators and auditors. Names and sizes, never files."""
+    if sees_all_teams(user):
+        return Volume.objects.all()
+    if not _active(user):
+        return Volume.objects.none()
+    led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
+    return Volume.objects.filter(Q(name=user.get_username()) | Q(name__in=led.values("user__username")))
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, fleet, money, own, work
+from portal.api import calendar, fleet, money, own, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -29,6 +29,8 @@ urlpatterns = [
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenance.as_view()),
     path("health-rules/", fleet.HealthRules.as_view()),
     path("health-rules/<str:code>/", fleet.OneHealthRule.as_view()),
+    path("volumes/", volumes.Volumes.as_view()),
+    path("environments/", volumes.Environments.as_view()),
     path("workloads/", work.Workloads.as_view()),
     path("workloads/<uuid:id>/", work.OneWorkload.as_view()),
     path("workloads/<uuid:id>/why/", work.WhyWorkload.as_view()),
@@ -48,6 +50,11 @@ urlpatterns = [
     path("reservations/<uuid:id>/", calendar.OneReservation.as_view()),
     path("reservations/<uuid:id>/cancel/", calendar.CancelReservation.as_view()),
     path("reservations/<uuid:id>/shorten/", calendar.ShortenReservation.as_view()),
+    path("reservations/<uuid:id>/change/", calendar.ChangeReservation.as_view()),
+    path("series/", calendar.SeveralSeries.as_view()),
+    path("series/preview/", calendar.SeriesPreview.as_view()),
+    path("series/<uuid:id>/", calendar.OneSeries.as_view()),
+    path("series/<uuid:id>/cancel/", calendar.CancelSeries.as_view()),
     path("approvals/", calendar.Approvals.as_view()),
     path("approvals/<uuid:id>/", calendar.OneApproval.as_view()),
     path("approvals/<uuid:id>/effect/", calendar.ApprovalEffect.as_view()),

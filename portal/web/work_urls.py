@@ -12,6 +12,7 @@ from portal.web import (
     queue,
     search,
     styleguide,
+    volumes,
     work_actions,
 )
 from portal.web.access import signed_in
@@ -30,6 +31,7 @@ urlpatterns = [
     path("jobs/submit/", ask.submit_job, name="job-submit"),
     path("jobs/<uuid:public_id>/", jobs.job, name="job"),
     path("jobs/<uuid:public_id>/log/", jobs.log, name="job-log"),
+    path("volumes/", volumes.volumes, name="volumes"),
     path("workloads/<uuid:public_id>/cancel/", work_actions.cancel, name="workload-cancel"),
     path("workloads/<uuid:public_id>/extend/", work_actions.extend, name="workload-extend"),
     path("workloads/<uuid:public_id>/keep/", work_actions.keep, name="workload-keep"),
@@ -38,6 +40,7 @@ urlpatterns = [
     path("workloads/<uuid:public_id>/sooner/", queue.sooner, name="sooner"),
     path("reservations/<uuid:public_id>/", calendar_reservations.reservation, name="reservation"),
     path("reservations/<uuid:public_id>/cancel/", calendar_reservations.cancel, name="reservation-cancel"),
+    path("series/<uuid:public_id>/cancel/", calendar_reservations.cancel_series, name="series-cancel"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("styleguide/", signed_in(styleguide.styleguide), name="styleguide"),

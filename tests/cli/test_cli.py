@@ -16,7 +16,7 @@ from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
 from portal.wording import cli_line
 from scheduler import logs
-from scheduler.models import Reservation, Run, Workload
+from scheduler.models import Host, Reservation, Run, Storage, Volume, Workload
 from tests.cli.conftest import Gpupool
 from tests.world import H100, World
 
@@ -295,3 +295,17 @@ def test_durations_and_times_are_read_as_people_write_them() -> None:
     now = datetime.fromisoformat("2026-03-02T12:00:00").astimezone()
     assert parsed_moment("tomorrow 09:00", now).isoformat().startswith("2026-03-03T09:00:00")
     assert parsed_moment("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
+
+
+def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    member = served_world.vision.member
+    sign_in(member)
+    assert "No home yet" in gpupool("volume", "list").out
+    storage = Storage.objects.create(key="store1", listed_at=served_world.now)
+    Host.objects.filter(name__in=["alpha", "beta"]).update(storage=storage)
+    Volume.objects.create(storage=storage, name=member.username, size_bytes=4_200_000_000, size_complete=False)
+    said = gpupool("volume", "list").out
+    assert "over 4.2 GB" in said and "alpha, beta" in said and "not yet" in said
+    assert json.loads(gpupool("volume", "list", "--json").out)[0]["files"] is None

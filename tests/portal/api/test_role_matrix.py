@@ -14,8 +14,8 @@ from rest_framework.test import APIClient
 
 from portal.api.base import ReadThrottle, WriteThrottle
 from portal.models import Template
-from portal.services import approvals, people, reservations, workloads
-from scheduler.models import Workload
+from portal.services import approvals, people, reservations, series, workloads
+from scheduler.models import Host, Storage, Volume, Workload
 from telemetry.models import HealthRule
 from tests.world import H100, World
 
@@ -33,6 +33,7 @@ MEMBERS_TRY = (200, 200, 200, 400, 400, 403, 403, 403)
 
 SOON, LATER = datetime.now(UTC) + timedelta(days=3), datetime.now(UTC) + timedelta(days=4)
 WINDOW = {"start": SOON.isoformat(), "end": LATER.isoformat()}
+SEVERAL = {**WINDOW, "weekdays": ["mon", "tue"], "until": f"{LATER + timedelta(days=14):%Y-%m-%d}"}
 WORK = {"project": "vision/vision-main", "pool": "shared"}
 JOB = {**WORK, "name": "x", "command": "x", "units": 1}
 QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_gpus": 3}
@@ -66,6 +67,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("GET", "health-rules/"): ({}, ALL),
     ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
+    ("GET", "volumes/"): ({}, ALL),
+    ("GET", "environments/"): ({}, ALL),
     ("GET", "workloads/"): ({}, ALL),
     ("GET", "workloads/{id}/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
@@ -88,6 +91,12 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "reservations/{id}/"): ({}, OWN_TEAM),
     ("POST", "reservations/{id}/cancel/"): ({}, CHANGE),
     ("POST", "reservations/{id}/shorten/"): ({"end": (SOON + timedelta(hours=1)).isoformat()}, CHANGE),
+    ("POST", "reservations/{id}/change/"): ({"end": (SOON + timedelta(hours=1)).isoformat()}, CHANGE),
+    ("GET", "series/"): ({}, ALL),
+    ("POST", "series/"): ({**WORK, **SEVERAL, "name": "x", "units": 1}, MEMBERS_MAKE),
+    ("POST", "series/preview/"): ({**WORK, **SEVERAL, "units": 1}, MEMBERS_TRY),
+    ("GET", "series/{id}/"): ({}, OWN_TEAM),
+    ("POST", "series/{id}/cancel/"): ({}, CHANGE),
     ("GET", "approvals/"): ({}, ALL),
     ("GET", "approvals/{id}/"): ({}, (404, 404, 200, 404, 404, 200, 404, 200)),
     ("GET", "approvals/{id}/effect/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
@@ -122,6 +131,8 @@ def named(today_world: World) -> dict[str, str]:
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
+    several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (LATER + timedelta(days=14)).date(), **window}
+    recurring = series.request_series(**given, name="secret course", units=1, models=[H100], **several)
     asked = approvals.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
@@ -131,6 +142,9 @@ def named(today_world: World) -> dict[str, str]:
         why="secret",
         now=now,
     )
+    storage = Storage.objects.create(key="secretstorage", listed_at=now)
+    Volume.objects.create(storage=storage, name=world.vision.member.username, measured_at=now)
+    Host.objects.filter(name="delta").update(storage=storage)
     token, _ = people.create_token(actor=world.vision.member, name="secret token", now=now)
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
@@ -141,6 +155,7 @@ def named(today_world: World) -> dict[str, str]:
     return {
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
+        "series": str(recurring.public_id),
         "approvals": str(asked.public_id),
         "tokens": str(token.pk),
         "hosts": "delta",

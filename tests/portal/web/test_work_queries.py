@@ -15,7 +15,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from scheduler.models import Workload
+from scheduler.models import Host, Storage, Volume, Workload
 from tests.portal.web.work_samples import make_waiting, queue_job, reserve, run_job, signed_in
 from tests.world import World
 
@@ -32,6 +32,7 @@ PAGES: dict[str, dict[str, str]] = {
     "ask": {"kind": "reservation"},
     "job-submit": {},
     "search": {"q": "work"},
+    "volumes": {},
 }
 PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
 
@@ -39,6 +40,9 @@ PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
 @pytest.fixture
 def some_work(world: World) -> Workload:
     """One of everything."""
+    storage = Storage.objects.create(key="store1", listed_at=world.now)
+    Volume.objects.create(storage=storage, name=world.vision.member.username)
+    Host.objects.filter(name="alpha").update(storage=storage)
     run_job(world, world.vision, "work-lab", kind="notebook", host="alpha", gpus=[0])
     reserve(world, world.vision, "work-review", hours=24, length=2)
     queue_job(world, world.vision, "work-ended", state="ended", outcome="finished")
@@ -48,6 +52,10 @@ def some_work(world: World) -> Workload:
 
 def much_more(world: World) -> None:
     """Several times as much."""
+    for host in Host.objects.exclude(name="alpha"):
+        host.storage = Storage.objects.create(key=host.name, listed_at=world.now)
+        host.save()
+        Volume.objects.create(storage=host.storage, name=world.vision.member.username)
     for number in range(4):
         run_job(world, world.vision, f"work-lab-{number}", kind="notebook", host="beta", gpus=[number])
         run_job(world, world.vision, f"work-runs-{number}", host="beta", gpus=[number + 4])

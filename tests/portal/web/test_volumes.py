@@ -1,0 +1,177 @@
+"""Data volumes and images: who sees whose home, what is said of it, and what environments there are."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from agent.protocol import EnvironmentSeen, HomeSeen, HomesSeen
+from portal.models import User
+from scheduler.models import Host, Volume
+from tests.fakes import FakeAgent
+from tests.portal.web.work_samples import run_job, signed_in
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+OFFERED = EnvironmentSeen(
+    python="3.12.4", packages={"jupyterlab": "4.4.1", "numpy": "2.2.0"}, exposed=["/data/street-views"]
+)
+
+
+def report(world: World, host: str, *homes: HomeSeen, storage: str = "", environment: Any = OFFERED) -> None:
+    """What the host's agent says goes the whole way it goes in life."""
+    agent = FakeAgent.of(Host.objects.get(name=host))
+    agent.inventory = replace(agent.inventory, environment=environment)
+    told = HomesSeen(
+        storage=storage or host, listed_at=world.now.timestamp(), homes=list(homes), total_bytes=10**12, free_bytes=4 * 10**11
+    )  # fmt: skip
+    agent.sync(world.now, replace(agent.observed(), homes=told))
+
+
+def home(user: str, size: int | None = 2_500_000_000, **also: Any) -> HomeSeen:
+    return HomeSeen(name=user, bytes=size, **also)
+
+
+@pytest.fixture
+def homes(world: World) -> World:
+    """Everybody has a home on alpha and beta, which share them; vision's people have another on delta, which is vision's."""
+    everybody = [home(user.username, measured_at=world.now.timestamp()) for user in User.objects.order_by("pk")]
+    report(world, "alpha", *everybody, home("left-behind"), storage="shared1")
+    report(world, "beta", *everybody, home("left-behind"), storage="shared1")
+    report(world, "delta", home(world.vision.member.username, 7_000_000))
+    return world
+
+
+def seen_by(user: User, **query: str) -> Any:
+    answer = signed_in(user).get(reverse("volumes"), query)
+    assert answer.status_code == 200
+    return answer
+
+
+def names_seen_by(user: User) -> set[str]:
+    return {entry["volume"].name for entry in seen_by(user).context["homes"]}
+
+
+def test_a_member_sees_the_own_homes_only(homes: World) -> None:
+    member = homes.vision.member
+    page = seen_by(member)
+    assert names_seen_by(member) == {member.username}
+    assert [entry["hosts"]["names"] for entry in page.context["homes"]] == ["alpha, beta", "delta"]
+    for other in User.objects.exclude(pk=member.pk):
+        assert f"<b>{other.username}</b>" not in page.content.decode()
+
+
+def test_a_lead_sees_the_teams_homes_and_no_other_teams(homes: World) -> None:
+    assert names_seen_by(homes.vision.lead) == {
+        person.username for person in (homes.vision.lead, *homes.vision.members)
+    }
+
+
+def test_operators_and_auditors_see_all_homes_and_finance_sees_its_own(homes: World) -> None:
+    everything = set(Volume.objects.values_list("name", flat=True))
+    for person in (homes.operator, homes.auditor):
+        assert {row["home"] for row in csv_rows(person)} == everything
+    assert names_seen_by(homes.finance) == {"finance"}
+
+
+def test_another_tenant_learns_of_no_home_host_or_path_that_is_not_theirs(homes: World) -> None:
+    report(homes, "delta", environment=replace(OFFERED, exposed=["/data/vision-secret"]))
+    for stranger in (homes.stranger, homes.language.member):
+        said = seen_by(stranger).content.decode() + "".join(map(str, csv_rows(stranger)))
+        assert "vision-" not in said
+        assert "delta" not in said
+
+
+def csv_rows(user: User) -> list[dict[str, str]]:
+    answer = seen_by(user, format="csv")
+    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+def test_what_is_not_known_is_unknown_and_a_lower_bound_is_said_as_one(world: World) -> None:
+    report(world, "alpha", home("vision-1", None), home("vision-2", 3_000_000_000, files=1234, complete=False))
+    said = seen_by(world.vision.lead).content.decode()
+    assert "over 3.0 GB" in said and "over 1,234" in said
+    assert "not yet" in said and "unknown" in said
+    rows = {row["home"]: row for row in csv_rows(world.vision.lead)}
+    assert (rows["vision-1"]["size_bytes"], rows["vision-1"]["files"]) == ("", "")
+    assert (rows["vision-2"]["size_bytes"], rows["vision-2"]["size_complete"]) == ("3000000000", "False")
+
+
+def test_a_home_says_how_many_workloads_use_it_where_they_run(homes: World) -> None:
+    run_job(homes, homes.vision, "one", host="alpha", gpus=[0])
+    run_job(homes, homes.vision, "two", host="beta", gpus=[0])
+    run_job(homes, homes.language, "another's", host="beta", gpus=[1])
+    shown = {each["hosts"]["names"]: each["workloads"] for each in seen_by(homes.vision.member).context["homes"]}
+    assert shown == {"alpha, beta": 2, "delta": 0}
+
+
+def test_a_lead_is_not_told_of_a_members_work_in_another_team(homes: World) -> None:
+    workload = run_job(homes, homes.vision, "one", host="alpha", gpus=[0])
+    workload.project = homes.language.project
+    workload.save()
+    (shown,) = (
+        each
+        for each in seen_by(homes.vision.lead, find=homes.vision.member.username).context["homes"]
+        if each["hosts"]["names"] == "alpha, beta"
+    )
+    assert shown["workloads"] == 0
+
+
+def test_a_home_without_an_account_is_named_as_such_to_operators(homes: World) -> None:
+    page = seen_by(homes.operator, find="left-behind")
+    (shown,) = page.context["homes"]
+    assert shown["owner"] is None
+    assert "no account" in page.content.decode()
+
+
+@pytest.mark.parametrize("sort", ["size", "-size", "files", "-changed", "measured", "nonsense", "-"])
+def test_homes_are_sorted_by_any_column_and_a_nonsense_order_is_none(homes: World, sort: str) -> None:
+    sizes = [each["volume"].size_bytes for each in seen_by(homes.vision.member, sort=sort).context["homes"]]
+    if sort == "size":
+        assert sizes == sorted(sizes)
+    if sort == "-size":
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_environments_are_those_that_agents_report_and_hosts_with_the_same_are_one_row(homes: World) -> None:
+    report(homes, "gamma", environment=None)
+    page = seen_by(homes.vision.member)
+    rows = [(e["python"], e["lab"], e["hosts"]["names"]) for e in page.context["environments"]]
+    assert rows == [("3.12.4", "4.4.1", "alpha, beta, delta"), ("", "", "gamma")]
+    said = page.content.decode()
+    assert "numpy 2.2.0" in said and "/data/street-views" in said and "does not tell" in said
+
+
+def test_a_host_without_jupyterlab_says_so(world: World) -> None:
+    report(world, "alpha", environment=EnvironmentSeen(python="3.12.4"))
+    assert "no JupyterLab" in seen_by(world.vision.member).content.decode()
+
+
+def test_without_any_report_the_page_teaches(world: World) -> None:
+    said = seen_by(world.vision.member).content.decode()
+    assert "No home yet" in said and "No host has told yet" in said
+
+
+def test_a_name_that_some_agent_made_up_is_shown_as_text(world: World) -> None:
+    report(world, "alpha", home("<script>alert(1)<"))
+    assert "<script>alert(1)" not in seen_by(world.operator).content.decode()
+
+
+def test_the_api_tells_the_same(homes: World) -> None:
+    client = signed_in(homes.vision.member)
+    answer = client.get("/api/v1/volumes/", {"page_size": 1}).json()
+    assert (answer["count"], len(answer["results"])) == (2, 1)
+    first = answer["results"][0]
+    assert (first["name"], first["hosts"]) == (homes.vision.member.username, ["alpha", "beta"])
+    assert (first["size_bytes"], first["size_complete"], first["files"]) == (2_500_000_000, True, None)
+    assert dt.datetime.fromisoformat(first["measured_at"]) == homes.now
+    environments = client.get("/api/v1/environments/").json()["results"]
+    alpha = next(row for row in environments if row["host"] == "alpha")
+    assert (alpha["python"], alpha["packages"]["jupyterlab"]) == ("3.12.4", "4.4.1")
+    assert alpha["exposed"] == ["/data/street-views"]
