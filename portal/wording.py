@@ -451,6 +451,21 @@ def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def guarantee_effect(
+    *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
+) -> str:
+    """What a team's guarantee of ``asked`` GPUs of a model would leave, or why it is too much. ``most`` is what it can have,
+    ``others`` what other teams are guaranteed, ``own`` what it is guaranteed now; all in GPUs of the pool's ``capacity``."""
+    name = _readable(model)
+    if asked <= most:
+        left, before = capacity - others - asked, capacity - others - own
+        return f"{left:g} of {capacity:g} {name} stay without a guarantee (now {before:g})."
+    return (
+        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other teams are guaranteed "
+        f"{others:g} of them. {team} can be guaranteed up to {most:g}."
+    )
+
+
 def submission_what(kind: str, payload: Numbers) -> str:
     """What was submitted, as a noun: for lists, notices and the approvals page."""
     if kind == "quota_change":

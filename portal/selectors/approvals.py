@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,7 +11,9 @@ from django.db.models import QuerySet
 
 from portal import policy, wording
 from portal.models import Submission, SubmissionState, User
-from scheduler.models import Project
+from scheduler import services as engine
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Gpu, Pool, Project, Quota, Team
 
 DECIDED_DAYS = 30
 
@@ -35,6 +39,44 @@ def one(viewer: User, public_id: Any) -> Submission | None:
         "team", "pool", "author", "approval__decided_by", "reservation"
     )
     return rows.filter(public_id=public_id).first()
+
+
+@dataclass(frozen=True)
+class GuaranteeLine:
+    """Of one model of one pool, in GPUs: what a team is guaranteed now, and the most it can be, given what others are."""
+
+    pool: Pool
+    model: str
+    own: float
+    borrow_limit: float | None
+    most: float
+    capacity: float
+    others: float
+
+
+def guarantee_lines(team: Team, pools: Iterable[Pool]) -> list[GuaranteeLine]:
+    """Every model of these pools, by pool and model."""
+    by_id = {pool.pk: pool for pool in pools}
+    own = {(quota.pool_id, quota.model): quota for quota in Quota.objects.filter(team=team)}
+    there = Gpu.objects.filter(host__pool__in=by_id, retired_at=None).order_by("host__pool__name", "model")
+    return [
+        _guarantee_line(team, by_id[pool], model, own.get((pool, model)))
+        for pool, model in there.values_list("host__pool_id", "model").distinct()
+    ]
+
+
+def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> GuaranteeLine:
+    room = engine.guarantee_room(pool=pool, model=model, team=team)
+    limit = quota.borrow_limit_slots if quota else None
+    return GuaranteeLine(
+        pool=pool,
+        model=model,
+        own=quota.guaranteed_slots / SLOTS_PER_GPU if quota else 0.0,
+        borrow_limit=None if limit is None else limit / SLOTS_PER_GPU,
+        most=room.most / SLOTS_PER_GPU,
+        capacity=room.capacity / SLOTS_PER_GPU,
+        others=room.others / SLOTS_PER_GPU,
+    )
 
 
 def title(submission: Submission) -> str:

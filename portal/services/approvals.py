@@ -290,13 +290,16 @@ def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> di
         "team_before_gpus": own,
         "team_after_gpus": payload["guaranteed_gpus"],
     }
-    if fits:
-        words = f"{capacity - after:g} of {capacity} {model} stay without a guarantee (now {capacity - before:g})."
-    else:
-        words = (
-            f"guaranteed_gpus is {payload['guaranteed_gpus']}; all guarantees together would be {after:g} {model}, "
-            f"but {pool.name} has {capacity}; allowed: up to {room.most / SLOTS_PER_GPU:g}."
-        )
+    words = wording.guarantee_effect(
+        team=submission.team.name,
+        pool=pool.name,
+        model=model,
+        asked=payload["guaranteed_gpus"],
+        most=room.most / SLOTS_PER_GPU,
+        capacity=capacity,
+        others=others,
+        own=own,
+    )
     return {**effect, "sentence": words}
 
 

@@ -13,15 +13,16 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy
+from portal import policy, wording
 from portal.errors import ServiceError
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import approvals as reads
 from portal.services import approvals as verbs
 from portal.services.asks import models_of
+from portal.templatetags.gpupool import gpu_model
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
-from scheduler.models import Pool
+from scheduler.models import Pool, Team
 
 KINDS = (
     ("", "All"),
@@ -79,7 +80,7 @@ class QuotaForm(VerbForm):
         fields: dict[str, Any] = self.fields
         fields["pool"].choices = [(slug, pool.name) for slug, pool in pools.items()]
         models = sorted({model for pool in pools.values() for model in models_of(pool)})
-        fields["model"].choices = [(model, model) for model in models]
+        fields["model"].choices = [(model, gpu_model(model)) for model in models]
 
 
 @signed_in
@@ -155,6 +156,7 @@ def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
         if effect.get(name):
             seen = set(visible(user).filter(pk__in=[row.pk for row in effect[name]]).values_list("pk", flat=True))
             effect[name] = [row for row in effect[name] if row.pk in seen]
+    effect["too_many_gpus"] = max(0, -effect.get("free_after_gpus", 0))
     return effect
 
 
@@ -245,18 +247,32 @@ def quota_change(request: HttpRequest, slug: str) -> HttpResponseBase:
     team = get_object_or_404(policy.visible_teams(user), slug=slug)
     policy.require(user, "quota.request", team)
     pools = {pool.slug: pool for pool in Pool.objects.filter(kind="dynamic").order_by("name")}
+    lines = reads.guarantee_lines(team, pools.values())
     form = QuotaForm(request.POST or None, pools=pools)
+    too_much = ""
     if request.method == "POST" and form.is_valid():
         given = dict(form.cleaned_data)
         pool = pools[given.pop("pool")]
-        made = form.carry_out(verbs.request_quota_change, actor=user, team=team, pool=pool, now=timezone.now(), **given)
+        too_much = _too_much(team, lines, pool, given)
+        made = None
+        if not too_much or request.POST.get("anyway"):
+            now = timezone.now()
+            made = form.carry_out(verbs.request_quota_change, actor=user, team=team, pool=pool, now=now, **given)
         if made is not None:
             messages.success(request, "Your request waits for an operator. You are told when it is decided.")
             return redirect("submission", made.public_id)
-    context = {
-        "team": team,
-        "form": form,
-        "quotas": policy.visible_quotas(user).filter(team=team).select_related("pool"),
-    }
+    context = {"team": team, "form": form, "lines": lines, "too_much": "" if form.errors else too_much}
     response: HttpResponse = render(request, "manage/quota_change.html", context, status=400 if form.errors else 200)
     return response
+
+
+def _too_much(team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]) -> str:
+    """Why no operator can approve it as it is, in a sentence; empty when one can."""
+    line = next((line for line in lines if (line.pool, line.model) == (pool, given["model"])), None)
+    asked = given["guaranteed_gpus"]
+    if line is None or asked <= line.most:
+        return ""
+    return wording.guarantee_effect(
+        team=team.name, pool=pool.name, model=line.model, asked=asked, most=line.most, capacity=line.capacity,
+        others=line.others, own=line.own,
+    )  # fmt: skip

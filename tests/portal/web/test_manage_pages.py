@@ -160,6 +160,26 @@ def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(w
     assert "Five for now" in lead.get(reverse("submission", args=[row.public_id])).content.decode()
 
 
+def test_a_lead_is_warned_before_more_is_asked_than_is_left(world: World) -> None:
+    lead, operator = signed_in(world.language.lead), signed_in(world.operator)
+    url = reverse("quota-change", args=["language"])
+    assert "Can have at most" in lead.get(url).content.decode()
+    asked = {"pool": "shared", "model": H100, "guaranteed_gpus": 14, "borrow_limit_gpus": "", "why": "New model"}
+    page = lead.post(url, asked).content.decode()
+    words = (
+        "14 × H100 80GB is 8 more than there is: Shared has 16, and other teams are guaranteed 10 of them. "
+        "Language can be guaranteed up to 6."
+    )
+    assert words in page and "New model" in page
+    assert not Submission.objects.exists()
+    assert lead.post(url, asked | {"anyway": "1"}).status_code == 302
+    page = operator.get(reverse("approvals")).content.decode()
+    assert words in page
+    assert "8 too many" in page
+    assert "guaranteed_gpus is" not in page
+    assert "-8 free" not in page
+
+
 def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(world: World) -> None:
     row = approvals.request_quota_change(
         actor=world.language.lead,
