@@ -167,7 +167,12 @@ def _running(fleet: Fleet, free: dict[Host, list[Unit]], wanted: int, dice: rand
     Allocation.objects.bulk_create(
         [
             Allocation(
-                run=run, workload=w, project_id=w.project_id, unit=unit, slots=unit.slots, period=DateTimeTZRange(at, None)
+                run=run,
+                workload=w,
+                project_id=w.project_id,
+                unit=unit,
+                slots=unit.slots,
+                period=DateTimeTZRange(at, None),
             )
             for run, w, (_, units), at in zip(runs, work, places, since, strict=True)
             for unit in units

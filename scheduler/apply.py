@@ -6,9 +6,10 @@ not cost the others.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -18,23 +19,22 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import F, Q
 
 from scheduler import commands, locks, nudge
-from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Snapshot
+from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Running, Snapshot
 from scheduler.decayed_use import bring_forward
 from scheduler.models import (
     Allocation,
     BoundUnit,
     Decision,
     Leader,
-    Pool,
     Reservation,
     Run,
     Unit,
     Workload,
 )
+from scheduler.recheck import Facts
 from scheduler.states import (
     RepairState,
     ReservationState,
-    RunState,
     WorkloadState,
     accepts_work,
     change_state,
@@ -58,55 +58,77 @@ class Rejection:
 
 @dataclass(slots=True)
 class Applied:
+    """What became of a plan. ``told`` is what the rows now say of workloads that wait, where that was looked at."""
+
     accepted: list[Placement | Eviction | Binding] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
     reasons_written: int = 0
+    told: dict[int, Refusal] = field(default_factory=dict)
 
 
-def apply(plan: Plan, snapshot: Snapshot, now: datetime) -> Applied:
-    """Commit what still holds of ``plan``, in one transaction. Raises StaleEpoch when the leader's epoch is not the plan's."""
+def apply(plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal] | None = None) -> Applied:
+    """Commit what still holds of ``plan``, in one transaction. Raises StaleEpoch when the leader's epoch is not the plan's.
+
+    ``told`` is what rows that have not changed since are known to say: those refusals are not compared with them again.
+    """
     with transaction.atomic():
         leader = locks.leader()
         if leader.epoch != plan.epoch:
             raise StaleEpoch(f"epoch {plan.epoch} is over, {leader.holder} leads with {leader.epoch}")
-        applier = _Applier(plan, snapshot, now)
+        applier = _Applier(plan, snapshot, now, told or {})
         applier.bind()
         applier.evict()
         applier.place()
         applier.explain()
         applier.explain_reservations()
         applier.keep_accounts()
+        applier.spread_the_news()
         Leader.objects.filter(pk=leader.pk).update(last_cycle_at=now)
     return applier.done
 
 
 class _Applier:
-    def __init__(self, plan: Plan, snapshot: Snapshot, now: datetime) -> None:
+    def __init__(self, plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal]) -> None:
         self.plan, self.snapshot, self.now = plan, snapshot, now
         self.done = Applied()
         self.decisions: list[Decision] = []
+        self.topics: dict[str, None] = {}  # of pages that are out of date, in order
         acting = bool(plan.placements or plan.evictions or plan.bindings)
         self.pools = locks.pools(p.id for p in snapshot.pools) if acting else {}
         self.units = self._units()
-        self.reservations = locks.reservations(b.reservation for b in plan.bindings)
-        self.hosts = locks.hosts(unit.gpu.host_id for unit in self.units.values())
+        for_reservations = {e.for_reservation for e in plan.evictions if e.for_reservation is not None}
+        self.reservations = locks.reservations(for_reservations.union(b.reservation for b in plan.bindings))
+        hosts = locks.hosts(unit.gpu.host_id for unit in self.units.values())
         for unit in self.units.values():  # as they are under the lock
-            unit.gpu.host = self.hosts[unit.gpu.host_id]
-        self.news = self._news()
+            unit.gpu.host = hosts[unit.gpu.host_id]
+        self.news = self._news(told)
         beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
         touched = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
-        self.workloads = locks.workloads(touched.union(self.news))
+        self.states = locks.workload_states(touched.union(self.news))
+        self.workloads = {row.pk: row for row in Workload.objects.filter(pk__in=touched)} if touched else {}
         self.pool_of = {pool.id: pool for pool in snapshot.pools}
+        self.facts = Facts(plan, snapshot, self.pools, self.units, self.workloads, now) if acting else None
 
     def _units(self) -> dict[int, Unit]:
         wanted = {u for p in self.plan.placements for u in p.units} | {u for b in self.plan.bindings for u in b.units}
-        return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)}
+        return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)} if wanted else {}
 
-    def _news(self) -> dict[int, Refusal]:
-        """The refusals that say something else than the rows do. Looked at again under the lock."""
-        refusals = {r.workload: r for r in self.plan.refusals}
-        rows = Workload.objects.filter(pk__in=refusals, state=WorkloadState.QUEUED).only("pk", *REASON_FIELDS)
-        return {row.pk: refusals[row.pk] for row in rows if _says_something_new(row, refusals[row.pk])}
+    def _news(self, told: Mapping[int, Refusal]) -> dict[int, _News]:
+        """The refusals that say something else than the rows do."""
+        open_ = {r.workload: r for r in self.plan.refusals if _differs(told.get(r.workload), r)}
+        if not open_:
+            return {}
+        rows = Workload.objects.filter(pk__in=open_, state=WorkloadState.QUEUED)
+        news = {}
+        for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
+            row = dict(zip(REASON_FIELDS, said, strict=True))
+            if _says_something_new(row, open_[pk]):
+                news[pk] = _News(open_[pk], public_id, row["reason_code"])
+            else:
+                moment = row["expected_start"]
+                known = None if moment is None else int(moment.timestamp())
+                self.done.told[pk] = dataclasses.replace(open_[pk], expected_start=known)
+        return news
 
     def _reject(self, item: Placement | Eviction | Binding, why: str) -> None:
         self.done.rejected.append(Rejection(item, why))
@@ -120,14 +142,12 @@ class _Applier:
                 self._reject(binding, why)
             else:
                 self.done.accepted.append(binding)
-                nudge.pages(nudge.CALENDAR)
+                self._out_of_date(nudge.CALENDAR)
 
     def _bind(self, binding: Binding, reservation: Reservation | None) -> str:
-        open_states = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
-        if reservation is None or reservation.state not in open_states or reservation.end <= self.now:
-            return "the reservation is not open any more"
-        problem = self._unusable(binding.units)
-        if problem:
+        assert self.facts is not None, "a plan that binds is one that acts"
+        problem = self.facts.why_not_bind(reservation) or self._unusable(binding.units)
+        if problem or reservation is None:
             return problem
         period = DateTimeTZRange(self.now, reservation.end)
         try:
@@ -146,14 +166,14 @@ class _Applier:
 
     def evict(self) -> None:
         earmarks: dict[int, set[int]] = defaultdict(set)
-        running = {r.id: r for r in self.snapshot.running}
-        for eviction in self.plan.evictions:
-            workload = self.workloads.get(eviction.workload)
-            if workload is None or not self._evict(eviction, workload):
-                self._reject(eviction, "it does not run any more, or goes already")
+        running = {r.id: r for r in self.snapshot.running} if self.plan.evictions else {}
+        for eviction in self._lawful(running):
+            workload = self.workloads[eviction.workload]
+            if not self._evict(eviction, workload):
+                self._reject(eviction, GOES_ALREADY)
                 continue
             self.done.accepted.append(eviction)
-            self._decide(workload, Decision.Kind.EVICTED, eviction.code, eviction.numbers, eviction)
+            self._decide(workload.pk, Decision.Kind.EVICTED, eviction.code, eviction.numbers, eviction)
             if eviction.for_workload is not None:
                 earmarks[eviction.for_workload] |= set(running[eviction.workload].units)
         for pk, units in earmarks.items():
@@ -161,6 +181,33 @@ class _Applier:
             if beneficiary is not None and beneficiary.state == WorkloadState.QUEUED:
                 beneficiary.earmarked_units = sorted(units | set(beneficiary.earmarked_units))
                 beneficiary.save(update_fields=["earmarked_units"])
+
+    def _lawful(self, running: Mapping[int, Running]) -> list[Eviction]:
+        """The evictions that still may be. Of those that make room for one workload all or none: a part of them would cost
+        their work and help nobody; only one that goes already is not missed."""
+        assert self.facts is not None or not self.plan.evictions, "a plan that evicts is one that acts"
+        whys: dict[int, str] = {}
+        for eviction in self.plan.evictions:
+            victim = self.workloads.get(eviction.workload)
+            if victim is None or victim.state not in EVICTABLE or eviction.workload not in running:
+                whys[eviction.workload] = GOES_ALREADY
+            elif self.facts is not None:
+                whys[eviction.workload] = self.facts.why_not_evict(eviction)
+        spoilt = {
+            e.for_workload for e in self.plan.evictions if e.for_workload and whys[e.workload] not in ("", GOES_ALREADY)
+        }
+        lawful = []
+        for eviction in self.plan.evictions:
+            why = whys[eviction.workload]
+            if why:
+                self._reject(eviction, why)
+            elif eviction.for_workload in spoilt:
+                self._reject(
+                    eviction, "others who were to make room for the same workload may not be told to go any more"
+                )
+            else:
+                lawful.append(eviction)
+        return lawful
 
     def _evict(self, eviction: Eviction, workload: Workload) -> bool:
         grace = self.pool_of[workload.pool_id].policy.grace_seconds
@@ -191,8 +238,8 @@ class _Applier:
             return
         try:
             with transaction.atomic():
-                self._start(checked)
-            self._accept(checked)
+                runs = self._start(checked)
+            self._accept(checked, runs)
         except IntegrityError:
             # Somebody holds what looked free: find out whose placement it is, and start the others.
             for placement in checked:
@@ -201,17 +248,18 @@ class _Applier:
     def _start_alone(self, placement: Placement) -> None:
         try:
             with transaction.atomic():
-                self._start([placement])
+                runs = self._start([placement])
         except IntegrityError as error:
             self._reject(placement, _first_line(error))
         else:
-            self._accept([placement])
+            self._accept([placement], runs)
 
     def _why_not(self, placement: Placement) -> str:
         workload = self.workloads.get(placement.workload)
         if workload is None or workload.state != WorkloadState.QUEUED:
             return "it does not wait any more"
-        return self._unusable(placement.units)
+        assert self.facts is not None, "a plan that places is one that acts"
+        return self._unusable(placement.units) or self.facts.why_not_place(placement)
 
     def _unusable(self, units: Iterable[int]) -> str:
         for pk in units:
@@ -225,8 +273,8 @@ class _Applier:
                 return f"host {host.name} takes no new work"
         return ""
 
-    def _start(self, placements: Sequence[Placement]) -> None:
-        """Runs, allocations and commands of these, all or none: an IntegrityError undoes them."""
+    def _start(self, placements: Sequence[Placement]) -> list[Run]:
+        """Runs and allocations of these, all or none: an IntegrityError undoes them."""
         runs: list[Run] = []
         places: list[tuple[Placement, Run, list[Unit]]] = []
         generations = iter(_generations(sum(len(self._by_host(p)) for p in placements)))
@@ -241,6 +289,7 @@ class _Applier:
                 places.append((placement, run, units))
         Run.objects.bulk_create(runs)
         Allocation.objects.bulk_create(self._allocations(places))
+        return runs
 
     def _by_host(self, placement: Placement) -> list[tuple[int, list[Unit]]]:
         hosts: dict[int, list[Unit]] = defaultdict(list)
@@ -265,9 +314,8 @@ class _Applier:
                 )  # fmt: skip
         return found
 
-    def _accept(self, placements: Sequence[Placement]) -> None:
-        runs = Run.objects.filter(workload__in=[p.workload for p in placements], state=RunState.PLACED)
-        commands.start([run for run in runs if run.placed_at == self.now], self.now)
+    def _accept(self, placements: Sequence[Placement], runs: Sequence[Run]) -> None:
+        commands.start(runs, self.now)
         changed = change_states(
             [self.workloads[p.workload] for p in placements], "state", old=WorkloadState.QUEUED, new=WorkloadState.PLACED,
             attempt=F("attempt") + 1, position=None, expected_start=None, blockers=[], earmarked_units=[], not_before=None,
@@ -277,30 +325,32 @@ class _Applier:
         for placement in placements:
             workload = self.workloads[placement.workload]
             workload.state, workload.attempt = WorkloadState.PLACED, workload.attempt + 1
+            self.states[workload.pk] = WorkloadState.PLACED
             self.done.accepted.append(placement)
-            self._decide(workload, Decision.Kind.PLACED, placement.code, placement.numbers)
-            nudge.pages(nudge.workload_topic(workload.public_id))
+            self._decide(workload.pk, Decision.Kind.PLACED, placement.code, placement.numbers)
+            self._out_of_date(nudge.workload_topic(workload.public_id))
         inside = {w.reservation_id for p in placements if (w := self.workloads[p.workload]).reservation_id}
         if inside:
             Reservation.objects.filter(pk__in=inside, first_used_at__isnull=True).update(first_used_at=self.now)
-        nudge.pages(nudge.QUEUE)
+        self._out_of_date(nudge.QUEUE)
 
     # -- what is said to everybody else ----------------------------------------------------------------------------------
 
     def explain(self) -> None:
         """Write reasons, positions and expected starts that changed; a Decision where the reason itself is another one."""
         changed = []
-        for pk, refusal in sorted(self.news.items()):
-            workload = self.workloads.get(pk)
-            if workload is None or workload.state != WorkloadState.QUEUED:
+        for pk, news in sorted(self.news.items()):
+            if self.states.get(pk) != WorkloadState.QUEUED:
                 continue
-            if workload.reason_code != refusal.code:
-                self._decide(workload, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
-                nudge.pages(nudge.workload_topic(workload.public_id))
+            refusal = news.refusal
+            if news.code_before != refusal.code:
+                self._decide(pk, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
+                self._out_of_date(nudge.workload_topic(news.public_id))
             changed.append(refusal)
+            self.done.told[pk] = refusal
         if changed:
             _write_reasons(changed)
-            nudge.pages(nudge.QUEUE)
+            self._out_of_date(nudge.QUEUE)
         self.done.reasons_written = len(changed)
 
     def explain_reservations(self) -> None:
@@ -320,48 +370,79 @@ class _Applier:
             Reservation.objects.filter(pk=row.pk, state=row.state).update(
                 reason_code=code, reason_numbers=numbers, reason_at=since
             )
-            nudge.pages(nudge.CALENDAR, f"reservation:{row.public_id}")
+            self._out_of_date(nudge.CALENDAR, f"reservation:{row.public_id}")
 
     def _decide(
-        self, workload: Workload, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None
+        self, workload: int, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None
     ) -> None:
-        self.decisions.append(self._decision(workload, kind, code, numbers, eviction))
-
-    def _decision(
-        self, workload: Workload, kind: Decision.Kind, code: str, numbers: Numbers, eviction: Eviction | None = None
-    ) -> Decision:
-        return Decision(
-            workload=workload, kind=kind, code=str(code), numbers=dict(numbers), epoch=self.plan.epoch, at=self.now,
+        decision = Decision(
+            workload_id=workload, kind=kind, code=str(code), numbers=dict(numbers), epoch=self.plan.epoch, at=self.now,
             for_workload_id=eviction.for_workload if eviction else None,
             for_reservation_id=eviction.for_reservation if eviction else None,
         )  # fmt: skip
+        self.decisions.append(decision)
+
+    def _out_of_date(self, *topics: str) -> None:
+        self.topics.update(dict.fromkeys(topics))
 
     def keep_accounts(self) -> None:
         """What was decided, and decayed use as of now from what was held since the last cycle that wrote it."""
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
+        started = {p.workload for p in self.done.accepted if isinstance(p, Placement)}
+        holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()
+        holders |= {(running.team, running.pool) for running in self.snapshot.running}
+        half_lives = {pool.id: pool.policy.half_life_seconds for pool in self.snapshot.pools}
+        bring_forward(half_lives, self._held, holders, self.now)
+
+    def _held(self) -> dict[tuple[int, int], int]:
+        """Slots that each (team, pool) held at the snapshot."""
         slots = {unit.id: unit.slots for unit in self.snapshot.units}
         held: dict[tuple[int, int], int] = defaultdict(int)
         for running in self.snapshot.running:
             held[running.team, running.pool] += sum(slots[u] for u in running.units)
-        team_of = {queued.id: queued.team for queued in self.snapshot.queued}
-        for placement in self.done.accepted:
-            if isinstance(placement, Placement):
-                held.setdefault((team_of[placement.workload], self.workloads[placement.workload].pool_id), 0)
-        bring_forward(
-            {p.pk: p for p in Pool.objects.filter(pk__in=[p.id for p in self.snapshot.pools])}, held, self.now
-        )
+        return held
+
+    def spread_the_news(self) -> None:
+        """Tell the pages, once each, after the commit."""
+        nudge.pages(*self.topics)
+
+
+EVICTABLE = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING)
+GOES_ALREADY = "it does not run any more, or goes already"
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """A refusal that says something else than the row of its workload does."""
+
+    refusal: Refusal
+    public_id: object
+    code_before: str
 
 
 REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]
 
 
-def _says_something_new(workload: Workload, refusal: Refusal) -> bool:
+def _differs(told: Refusal | None, refusal: Refusal) -> bool:
+    """Might the row say something else? ``told`` is what it is known to say."""
+    if told is None or _words(told) != _words(refusal):
+        return True
+    if told.expected_start is None or refusal.expected_start is None:
+        return told.expected_start != refusal.expected_start
+    return abs(told.expected_start - refusal.expected_start) >= EXPECTED_START_GRAIN_SECONDS
+
+
+def _words(refusal: Refusal) -> tuple[object, ...]:
+    return refusal.code, refusal.numbers, refusal.position, refusal.blockers
+
+
+def _says_something_new(row: Mapping[str, Any], refusal: Refusal) -> bool:
     return (
-        workload.reason_code != refusal.code
-        or workload.reason_numbers != _as_stored(refusal.numbers)
-        or workload.position != refusal.position
-        or workload.blockers != list(refusal.blockers)
-        or _moved(workload.expected_start, refusal.expected_start)
+        row["reason_code"] != refusal.code
+        or row["reason_numbers"] != _as_stored(refusal.numbers)
+        or row["position"] != refusal.position
+        or row["blockers"] != list(refusal.blockers)
+        or _moved(row["expected_start"], refusal.expected_start)
     )
 
 

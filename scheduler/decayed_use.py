@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import datetime
 
-from scheduler.models import DecayedUse, Pool
+from django.db import connection
+
+from scheduler.models import DecayedUse
 
 LEAST_STEP_SECONDS = 30  # rows are brought forward no more often than this
+WRITE_USE = """
+UPDATE scheduler_decayeduse AS use SET slot_seconds = said.slot_seconds, as_of = %s
+FROM unnest(%s::bigint[], %s::float[]) AS said(id, slot_seconds) WHERE use.id = said.id
+"""
 
 
 def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
@@ -18,21 +24,28 @@ def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_l
     return slot_seconds * kept + held_slots * (1 - kept) / rate
 
 
-def bring_forward(pools: Mapping[int, Pool], held: Mapping[tuple[int, int], int], now: datetime) -> None:
-    """Write decayed use as of ``now``.
+def bring_forward(
+    half_lives: Mapping[int, float], held: Callable[[], Mapping[tuple[int, int], int]], newcomers: Set[tuple[int, int]],
+    now: datetime,
+) -> None:  # fmt: skip
+    """Write decayed use of these pools (their half-lives in seconds) as of ``now``, where it is due.
 
-    ``held`` is slots by (team, pool) since the rows were written last; who has no row yet gets one.
+    ``held`` answers slots by (team, pool) since the rows were written last; it is asked only when a row is due. Each of
+    ``newcomers`` (team, pool) that has no row yet gets one.
     """
-    rows = {(row.team_id, row.pool_id): row for row in DecayedUse.objects.filter(pool__in=pools)}
-    changed = []
-    for key, row in rows.items():
+    rows = list(DecayedUse.objects.filter(pool__in=half_lives))
+    due = [row for row in rows if (now - row.as_of).total_seconds() >= LEAST_STEP_SECONDS]
+    slots = held() if due else {}
+    for row in due:
         elapsed = (now - row.as_of).total_seconds()
-        if elapsed >= LEAST_STEP_SECONDS:
-            row.slot_seconds = decayed(
-                row.slot_seconds, held.get(key, 0), elapsed, pools[row.pool_id].half_life_seconds
-            )
-            row.as_of = now
-            changed.append(row)
-    DecayedUse.objects.bulk_update(changed, ["slot_seconds", "as_of"], batch_size=1000)
-    newcomers = [DecayedUse(team_id=team, pool_id=pool, as_of=now) for team, pool in held if (team, pool) not in rows]
-    DecayedUse.objects.bulk_create(newcomers, ignore_conflicts=True)
+        mine = slots.get((row.team_id, row.pool_id), 0)
+        row.slot_seconds = decayed(row.slot_seconds, mine, elapsed, half_lives[row.pool_id])
+        row.as_of = now
+    if due:
+        with connection.cursor() as cursor:
+            cursor.execute(WRITE_USE, [now, [row.pk for row in due], [row.slot_seconds for row in due]])
+    missing = newcomers - {(row.team_id, row.pool_id) for row in rows}
+    if missing:
+        DecayedUse.objects.bulk_create(
+            [DecayedUse(team_id=team, pool_id=pool, as_of=now) for team, pool in sorted(missing)], ignore_conflicts=True
+        )

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import redis
@@ -48,14 +48,17 @@ def engine() -> None:
 
 def hosts(ids: Iterable[int]) -> None:
     """After the commit: these hosts' desired state has changed, the edge should push it."""
-    for host in sorted(set(ids)):
-        transaction.on_commit(functools.partial(_publish, HOST_CHANNEL + str(host), ""), robust=True)
+    _after_commit([(HOST_CHANNEL + str(host), "") for host in sorted(set(ids))])
 
 
 def pages(*topics: str) -> None:
     """After the commit: pages on these topics are out of date."""
-    for topic in dict.fromkeys(topics):
-        transaction.on_commit(functools.partial(_publish, PAGE_CHANNEL, json.dumps({"topic": topic})), robust=True)
+    _after_commit([(PAGE_CHANNEL, json.dumps({"topic": topic})) for topic in dict.fromkeys(topics)])
+
+
+def _after_commit(messages: Sequence[tuple[str, str]]) -> None:
+    if messages:
+        transaction.on_commit(functools.partial(_publish, messages), robust=True)
 
 
 def cycle_begins() -> None:
@@ -88,8 +91,14 @@ def _send_cycle() -> None:
     _quietly(send)
 
 
-def _publish(channel: str, message: str) -> None:
-    _quietly(lambda: connection().publish(channel, message))
+def _publish(messages: Sequence[tuple[str, str]]) -> None:
+    def send() -> None:
+        pipe = connection().pipeline(transaction=False)  # one way there and back for all of them
+        for channel, message in messages:
+            pipe.publish(channel, message)
+        pipe.execute()
+
+    _quietly(send)
 
 
 def _quietly(send: Callable[[], object]) -> None:

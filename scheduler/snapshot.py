@@ -174,7 +174,7 @@ class Reader:
         """Everything, in ``QUERIES`` queries."""
         rows = Rows(
             epoch=Leader.objects.filter(pk=1).values_list("epoch", flat=True).first() or 0,
-            pools={pool.pk: _pool(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
+            pools={pool.pk: pool_of(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
             teams={row[0]: model.Team(*row) for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")},
             quotas=self.quotas(),
             gates=self.gates(),
@@ -341,19 +341,26 @@ class Moment:
 
 def moment_of(rows: Rows, now: datetime) -> Moment:
     """What holds at ``now`` of what was read before or at it."""
-    units: dict[int, list[int]] = defaultdict(list)
-    for reservation, unit, since, until in rows.bound:
-        if since <= now < until:
-            units[reservation].append(unit)
     return Moment(
         _by_whom(gate for gate in rows.gates if gate.until > now),
-        {row.pk: _reservation(row, units[row.pk]) for row in rows.promised if row.end > now},
+        {promise.id: promise for promise in promises(rows.promised, rows.bound, now)},
     )
 
 
-def maintenance_of(rows: Rows, now: datetime) -> tuple[model.Maintenance, ...]:
+def promises(
+    promised: Iterable[Reservation], bound: Iterable[tuple[int, int, datetime, datetime]], now: datetime
+) -> list[model.Reservation]:
+    """Reservations that are not over at ``now``, with the units bound to them at that moment."""
+    units: dict[int, list[int]] = defaultdict(list)
+    for reservation, unit, since, until in bound:
+        if since <= now < until:
+            units[reservation].append(unit)
+    return [_reservation(row, units[row.pk]) for row in promised if row.end > now]
+
+
+def maintenance_of(windows: Iterable[tuple[int, datetime, datetime]], now: datetime) -> tuple[model.Maintenance, ...]:
     """The windows that are not over."""
-    return tuple(model.Maintenance(h, seconds(s), seconds(e)) for h, s, e in rows.maintenance if e > now)
+    return tuple(model.Maintenance(h, seconds(s), seconds(e)) for h, s, e in windows if e > now)
 
 
 def use_of(rows: Rows, slots: Mapping[tuple[int, int], int], now: datetime) -> tuple[model.DecayedUse, ...]:
@@ -395,7 +402,7 @@ def put_together(rows: Rows, now: datetime) -> model.Snapshot:
         queued=tuple(moment.queued(row) for row in rows.queued.values()),
         running=tuple(moment.running(row, rows.held[pk]) for pk, row in rows.running.items()),
         reservations=tuple(moment.reservations.values()),
-        maintenance=maintenance_of(rows, now),
+        maintenance=maintenance_of(rows.maintenance, now),
     )
 
 
@@ -452,7 +459,8 @@ RUNNING_COLUMNS = (
 QUEUED_COLUMNS = (*WORK_COLUMNS, *ASK_COLUMNS, "reservation__state", "submitted_at", "not_before", "earmarked_units")
 
 
-def _pool(pool: Pool) -> model.Pool:
+def pool_of(pool: Pool) -> model.Pool:
+    """A pool and its rules, as the planner knows them."""
     per_user, per_workload = pool.most_gpus_per_user, pool.most_gpus_per_workload
     policy = model.Policy(
         notice_seconds=pool.notice_seconds,

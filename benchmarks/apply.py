@@ -1,0 +1,109 @@
+"""What a cycle costs in the database: the snapshot of a large pool, and the commit of a plan with many placements.
+
+    ./run bench apply --gpus 10000 --placements 100
+
+``seconds`` is a whole snapshot and the apply together, the quickest of ``--rounds``; ``queries`` is how many questions both
+ask, which depends neither on the size of the pool nor on that of the plan. ``warm_seconds`` is the snapshot that the engine
+keeps between cycles, brought up to date after the same new work; ``quiet_seconds`` after nothing at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+SERVICES = ("postgres", "valkey")
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Take, plan and apply ``--rounds`` times; every round starts ``--placements`` new jobs."""
+    options = argparse.ArgumentParser(prog="./run bench apply", description=__doc__)
+    options.add_argument("--gpus", type=_between(8, 100_000), default=10_000)
+    options.add_argument("--placements", type=_between(1, 1_000), default=100)
+    options.add_argument("--waiting", type=_between(0, 100_000), default=1_000)
+    options.add_argument("--rounds", type=_between(1, 50), default=5)
+    given = options.parse_args(argv)
+
+    import django
+
+    django.setup()
+    return _measure(given.gpus, given.placements, given.waiting, given.rounds)
+
+
+def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str, Any]:
+    from django.db import connection
+
+    from benchmarks._fleet import make_fleet, numbered
+    from scheduler import engine
+
+    now = datetime.now(UTC).replace(microsecond=0)
+    fleet = make_fleet(gpus, waiting, now)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    engine.cycle("bench", now)  # takes the lead, and says to all that waits why
+    found = []
+    for number in range(rounds):
+        now += timedelta(seconds=2)
+        numbered(fleet, placements, now, first=number * placements)
+        found.append(_cycle(now, placements))
+    best = min(found, key=lambda one: float(one["seconds"]))
+    return {**best, "gpus": gpus, "waiting": waiting, "queries": max(int(one["queries"]) for one in found)}
+
+
+def _cycle(now: datetime, placements: int) -> dict[str, Any]:
+    """One cycle's parts, and how many questions the snapshot and the apply asked the database."""
+    from django.db import connection
+
+    from scheduler import snapshot
+    from scheduler.apply import apply
+    from scheduler.core.planner import plan
+
+    asked = _Counter()
+    began = time.perf_counter()
+    with connection.execute_wrapper(asked):
+        taken = snapshot.take(None, now)
+    snapshot_seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    planned = plan(taken, snapshot.seconds(now))
+    plan_seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    with connection.execute_wrapper(asked):
+        applied = apply(planned, taken, now)
+    apply_seconds = time.perf_counter() - began
+    if len(applied.accepted) != placements:
+        raise SystemExit(f"gpupool: {len(applied.accepted)} of {placements} were placed: {applied.rejected[:3]}")
+    return {
+        "queries": asked.count,
+        "seconds": round(snapshot_seconds + apply_seconds, 4),
+        "snapshot_seconds": round(snapshot_seconds, 4),
+        "apply_seconds": round(apply_seconds, 4),
+        "plan_seconds": round(plan_seconds, 4),
+        "placed": len(applied.accepted),
+        "reasons_written": applied.reasons_written,
+    }
+
+
+class _Counter:
+    """Counts what goes to the database."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        self.count += 1
+        return execute(sql, params, many, context)
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text[:20]) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
