@@ -1,0 +1,168 @@
+"""The experiment of "Beware of Fragmentation" (USENIX ATC'23) on the Alibaba openb trace, through our own placement.
+
+    ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --policy ours --seeds 42-51
+
+The cluster starts empty and nothing ends. Each seed makes one arrival order: the pods of the list shuffled, then pods drawn
+from it until 1.3 times the cluster's GPUs were asked for. A pod is placed when it arrives or dropped. The figure is the share
+of the cluster's GPU in use when 100 % of it has been asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler.core.placement import BatchFill, BestFit, Fgd, Nodes, Policy, RandomPlace
+from scheduler.core.waste import ANY, Mix, Need
+
+SERVICES: tuple[str, ...] = ()
+
+ASKED_UP_TO = 1.3  # times the cluster's GPU
+MEASURED_AT = 100  # percent of the cluster's GPU asked for
+POLICIES = ("random", "bestfit", "fgd", "ours")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A cluster and a list of pods; ``names`` in the list's order, ``needs`` beside them."""
+
+    cpu: tuple[int, ...]
+    memory: tuple[int, ...]
+    gpus: tuple[int, ...]
+    klass: tuple[int, ...]
+    names: tuple[str, ...]
+    needs: tuple[Need, ...]
+
+    @property
+    def capacity(self) -> int:
+        """Thousandths of GPU of the whole cluster."""
+        return 1000 * sum(self.gpus)
+
+    def nodes(self) -> Nodes:
+        """The empty cluster."""
+        return Nodes(self.cpu, self.memory, self.gpus, self.klass)
+
+    def mix(self) -> Mix:
+        """How often each need is in the list."""
+        return Mix.of(Counter(self.needs).items())
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Replay the list once per seed; the mean allocation ratio in percent at 100 % asked, and how fast it went."""
+    options = argparse.ArgumentParser(prog="openb", description=__doc__)
+    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data")) / "openb"
+    options.add_argument("--nodes", type=Path, default=folder / "openb_node_list_gpu_node.csv")
+    options.add_argument("--pods", type=Path, default=folder / "openb_pod_list_default.csv")
+    options.add_argument("--policy", choices=POLICIES, default="ours")
+    options.add_argument("--seeds", type=_seeds, default=list(range(42, 52)), help="such as 42-51 or 42,45")
+    given = options.parse_args(argv)
+    for path in (given.nodes, given.pods):
+        if not path.is_file():
+            options.error(f"{str(path)!r} is not a file: give the trace's path, or its folder as GPUPOOL_TRACES")
+    trace = read(given.nodes, given.pods)
+    ratios, pods, seconds = [], 0, 0.0
+    for seed in given.seeds:
+        arrivals = arrival_order(trace, seed)
+        began = time.perf_counter()
+        ratio = replay(trace, arrivals, given.policy, seed)
+        seconds += time.perf_counter() - began
+        pods += len(arrivals)
+        ratios.append(ratio)
+        print(f"seed {seed}: {ratio:.3f} % with {given.policy}", flush=True)
+    return {
+        "policy": given.policy,
+        "pods": given.pods.name,
+        "seeds": given.seeds,
+        "allocation_ratio": round(sum(ratios) / len(ratios), 3),
+        "pods_per_second": round(pods / seconds, 1),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
+    }
+
+
+def read(nodes: Path, pods: Path) -> Trace:
+    """The trace's two files, by their headers; nodes in the order of their names. A missing gpu_spec allows every model."""
+    with nodes.open(newline="") as file:
+        machines = sorted(csv.DictReader(file), key=lambda row: row["sn"])
+    models = {name: number for number, name in enumerate(sorted({row["model"] for row in machines}))}
+    with pods.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return Trace(
+        cpu=tuple(int(row["cpu_milli"]) for row in machines),
+        memory=tuple(int(row["memory_mib"]) for row in machines),
+        gpus=tuple(int(row["gpu"]) for row in machines),
+        klass=tuple(models[row["model"]] for row in machines),
+        names=tuple(row["name"] for row in rows),
+        needs=tuple(_need(row, models) for row in rows),
+    )
+
+
+def _need(row: dict[str, str], models: dict[str, int]) -> Need:
+    spec = row.get("gpu_spec") or ""
+    classes = sum(1 << models[name] for name in set(spec.split("|")) if name in models) if spec else ANY
+    gpus = int(row["num_gpu"])
+    milli = int(row["gpu_milli"]) if gpus == 1 else 1000 if gpus else 0
+    return Need(gpus, milli, int(row["cpu_milli"]), int(row["memory_mib"]), classes)
+
+
+def arrival_order(trace: Trace, seed: int) -> list[int]:
+    """Indices of the pods in the order they come: the whole list shuffled, then draws with replacement."""
+    dice = random.Random(seed)
+    order = sorted(range(len(trace.names)), key=lambda i: trace.names[i])
+    dice.shuffle(order)
+    most = ASKED_UP_TO * trace.capacity
+    asked = sum(need.total for need in trace.needs)
+    count = len(order)
+    while True:
+        drawn = order[dice.randrange(count)]
+        asked += trace.needs[drawn].total
+        if asked > most:
+            return order
+        order.append(drawn)
+
+
+def replay(trace: Trace, arrivals: list[int], policy: str, seed: int) -> float:
+    """One pass: the allocation ratio in percent, the mean over the arrivals at which 100 % had been asked for."""
+    nodes = trace.nodes()
+    chooser = make(policy, nodes, trace.mix(), seed)
+    asked, used = 0, 0
+    seen: list[int] = []
+    for i in arrivals:
+        need = trace.needs[i]
+        asked += need.total
+        place = chooser.choose(need)
+        if place is not None:
+            nodes.take(place.node, need, place.gpu)
+            chooser.took(place.node)
+            used += need.total
+        if round(100 * asked / trace.capacity) == MEASURED_AT:
+            seen.append(used)
+    return 100 * sum(seen) / len(seen) / trace.capacity if seen else 100 * used / trace.capacity
+
+
+def make(policy: str, nodes: Nodes, mix: Mix, seed: int) -> Policy:
+    """A policy of POLICIES over these nodes."""
+    if policy == "random":
+        return RandomPlace(nodes, mix, seed)
+    return {"bestfit": BestFit, "fgd": Fgd, "ours": BatchFill}[policy](nodes, mix)
+
+
+def _seeds(text: str) -> list[int]:
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if (
+            not first.isdecimal()
+            or not (last or first).isdecimal()
+            or int(last or first) - int(first) not in range(1000)
+        ):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list of seeds such as 42-51 or 42,45")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds

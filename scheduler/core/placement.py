@@ -1,0 +1,386 @@
+"""Which of the places that fit is best: what a choice leaves behind for the asks the pool really gets.
+
+The rule takes the place with the largest
+
+    waste before - waste after - model price - slot price,      ties to the lowest node:
+
+- **Waste** (``waste``): the GPU that is lost when the node is filled with the pool's own mix of asks.
+- **Model price** (``scarcity``): what taking a scarce model costs the asks that can use no other.
+- **Slot price** (``scarcity``): what breaking up room for asks of several GPUs costs them.
+
+Random, BestFit and FGD (USENIX ATC'23) stand beside it over the same fit, for comparison.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.scarcity import FINE, Prices
+from scheduler.core.waste import AMPLE, BATCHES, MILLI, SEED, Ints, Mask, Mix, Need, Waste, fits
+
+REFRESH = 16  # asks between two looks at the prices
+NEVER_CHOSEN = -(1 << 60)
+
+
+class Nodes:
+    """The present state of some nodes. ``gpu`` has a column per GPU; a node with fewer has 0 in the others."""
+
+    def __init__(self, cpu: Sequence[int], memory: Sequence[int], gpus: Sequence[int], klass: Sequence[int]) -> None:
+        self.cpu: Ints = np.array(cpu, dtype=np.int64)
+        self.memory: Ints = np.array(memory, dtype=np.int64)
+        self.klass: Ints = np.array(klass, dtype=np.int64)
+        count = np.array(gpus, dtype=np.int64)
+        self.gpu: Ints = np.where(np.arange(max(gpus, default=0)) < count[:, None], MILLI, 0)
+        self.whole: Ints = count.copy()
+        self.largest: Ints = self.gpu.max(axis=1, initial=0)
+        self.idle: Ints = self.gpu.sum(axis=1)
+        self._serving: dict[int, Mask] = {}
+
+    def __len__(self) -> int:
+        return len(self.cpu)
+
+    def fits(self, need: Need) -> Ints:
+        """The nodes that can take an ask now, in order."""
+        return np.flatnonzero(fits(need, self.cpu, self.memory, self.whole, self.largest) & self.serving(need.classes))
+
+    def serving(self, classes: int) -> Mask:
+        """The nodes of these classes."""
+        known = self._serving.get(classes)
+        if known is None:
+            known = self._serving[classes] = (np.int64(classes) >> self.klass & 1).astype(np.bool_)
+        return known
+
+    def take(self, node: int, need: Need, gpu: int) -> None:
+        """Put an ask on a node: a share on the GPU given, whole GPUs on the first that are untouched."""
+        self.cpu[node] -= need.cpu
+        self.memory[node] -= need.memory
+        row = self.gpu[node]
+        if need.whole:
+            row[np.flatnonzero(row == MILLI)[: need.whole]] = 0
+        elif need.gpus:
+            row[gpu] -= need.milli
+        self.whole[node] = np.count_nonzero(row == MILLI)
+        self.largest[node] = row.max(initial=0)
+        self.idle[node] -= need.total
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A place: a node, and for a share the GPU on it (0 for others)."""
+
+    node: int
+    gpu: int = 0
+
+
+class Policy:
+    """Chooses places on nodes. ``choose`` never changes the nodes; ``took`` is told what was placed."""
+
+    def __init__(self, nodes: Nodes, mix: Mix) -> None:
+        self.nodes, self.mix = nodes, mix
+
+    def choose(self, need: Need) -> Choice | None:
+        """The best place for an ask now, None when it fits nowhere."""
+        candidates = self.nodes.fits(need)
+        return self.best(need, candidates) if len(candidates) else None
+
+    def best(self, need: Need, candidates: Ints) -> Choice:
+        """The best of these nodes, all of which fit."""
+        raise NotImplementedError
+
+    def took(self, node: int) -> None:
+        """An ask was put on a node."""
+
+    def _tightest(self, need: Need, node: int) -> Choice:
+        """A share goes on the GPU with the least left that fits; whole GPUs are all alike."""
+        if need.whole or not need.gpus:
+            return Choice(node)
+        row = self.nodes.gpu[node]
+        return Choice(node, int(np.where(row >= need.milli, row, AMPLE).argmin()))
+
+
+class RandomPlace(Policy):
+    """Any node that fits, any GPU of it that fits; the same for the same seed."""
+
+    def __init__(self, nodes: Nodes, mix: Mix, seed: int = SEED) -> None:
+        super().__init__(nodes, mix)
+        self.dice = random.Random(seed)
+
+    def best(self, need: Need, candidates: Ints) -> Choice:
+        node = int(candidates[self.dice.randrange(len(candidates))])
+        if need.whole or not need.gpus:
+            return Choice(node)
+        gpus = np.flatnonzero(self.nodes.gpu[node] >= need.milli)
+        return Choice(node, int(gpus[self.dice.randrange(len(gpus))]))
+
+
+class BestFit(Policy):
+    """The node that has least left afterwards, CPU and GPU weighing alike, in hundredths of the largest machine."""
+
+    LARGEST_CPU, LARGEST_GPU = 128_000, 8 * MILLI
+
+    def best(self, need: Need, candidates: Ints) -> Choice:
+        cpu = self.nodes.cpu[candidates] - need.cpu
+        gpu = self.nodes.idle[candidates] - need.total
+        score = ((1.0 - (cpu / self.LARGEST_CPU * 0.5 + gpu / self.LARGEST_GPU * 0.5)) * 100).astype(np.int64)
+        return self._tightest(need, int(candidates[int(score.argmax())]))
+
+
+class States:
+    """Numbers for the states nodes were in, so that what is known of a state is one look-up away.
+
+    ``of[node]`` is the number of a node's present state. With ``alike`` nodes whose GPUs differ in their order only share one.
+    """
+
+    def __init__(self, nodes: Nodes, alike: bool) -> None:
+        self.nodes, self.alike = nodes, alike
+        self._numbers: dict[bytes, int] = {}
+        self.rows: Ints = np.zeros((0, 0), dtype=np.int64)
+        self.of: Ints = np.zeros(len(nodes), dtype=np.int64)
+        self.rows = np.zeros((1024, nodes.gpu.shape[1] + 3), dtype=np.int64)
+        for node in range(len(nodes)):
+            self.note(node)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def note(self, node: int) -> None:
+        """A node has changed."""
+        nodes, gpus = self.nodes, self.nodes.gpu[node]
+        state = np.array([nodes.klass[node], nodes.cpu[node], nodes.memory[node], *gpus], dtype=np.int64)
+        if self.alike:
+            state[3:].sort()
+        key = state.tobytes()
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+            if number == len(self.rows):
+                self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+            self.rows[number] = state
+        self.of[node] = number
+
+    def read(self, numbers: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """(class, free CPU, free memory, free thousandths of each GPU) of these states."""
+        rows = self.rows[numbers]
+        return rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
+
+
+class Fgd(Policy):
+    """Fragmentation gradient descent (USENIX ATC'23): the place where expected fragments grow least.
+
+    Fragments of a node: over the commonest needs, the thousandths of GPU that such an ask can't use on it, by frequency.
+    The score has 100 steps, as published, and its ties fall to the lowest node: both matter to the result.
+    """
+
+    COVERED = 0.95  # of the asks
+
+    def __init__(self, nodes: Nodes, mix: Mix) -> None:
+        super().__init__(nodes, mix)
+        self.states = States(nodes, alike=False)
+        common, self.weight = _commonest(mix, self.COVERED)
+        self.asks = int(self.weight.sum())
+        sizes = sorted({need.milli for need in common if need.gpus})
+        self.sizes: Ints = np.array(sizes, dtype=np.int64)
+        self.size_of: Ints = np.array([sizes.index(n.milli) if n.gpus else 0 for n in common], dtype=np.int64)
+        self.gpus: Ints = np.array([n.gpus or AMPLE for n in common], dtype=np.int64)
+        self.cpu: Ints = np.array([n.cpu for n in common], dtype=np.int64)
+        classes = int(nodes.klass.max(initial=0)) + 1
+        self.serves: Mask = np.array([[n.allows(k) for n in common] for k in range(classes)], dtype=np.bool_)
+        self._known: dict[Need, tuple[Ints, Ints]] = {}
+
+    def took(self, node: int) -> None:
+        self.states.note(node)
+
+    def best(self, need: Need, candidates: Ints) -> Choice:
+        scores, gpus = self._judged(need, self.states.of[candidates])
+        at = int(scores.argmax())
+        return Choice(int(candidates[at]), int(gpus[at]))
+
+    def fragments(self, klass: Ints, cpu: Ints, gpus: Ints) -> Ints:
+        """Thousandths of GPU, times their number, that the common needs can't use on these states."""
+        fitting = gpus[:, None, :] >= self.sizes[:, None]
+        enough = fitting.sum(axis=2)[:, self.size_of] >= self.gpus
+        small = np.where(fitting, 0, gpus[:, None, :]).sum(axis=2)[:, self.size_of]
+        usable = enough & (cpu[:, None] >= self.cpu) & self.serves[klass]
+        found: Ints = (np.where(usable, small, gpus.sum(axis=1)[:, None]) * self.weight).sum(axis=1)
+        return found
+
+    def _judged(self, need: Need, numbers: Ints) -> tuple[Ints, Ints]:
+        known = self._known.get(need)
+        if known is None or len(known[0]) < len(self.states):
+            room = max(1024, 2 * len(self.states))
+            scores, gpus = np.full(room, -1, dtype=np.int64), np.zeros(room, dtype=np.int64)
+            if known is not None:
+                scores[: len(known[0])], gpus[: len(known[1])] = known
+            known = self._known[need] = scores, gpus
+        missing = np.unique(numbers[known[0][numbers] < 0])
+        if len(missing):
+            known[0][missing], known[1][missing] = self._judge(need, missing)
+        return known[0][numbers], known[1][numbers]
+
+    def _judge(self, need: Need, numbers: Ints) -> tuple[Ints, Ints]:
+        """(score, GPU) of an ask on each of these states."""
+        klass, cpu, _, gpus = self.states.read(numbers)
+        before = self.fragments(klass, cpu, gpus)
+        if need.whole or not need.gpus:
+            after = self.fragments(klass, cpu - need.cpu, _without_whole(gpus, need.whole))
+            return self._score(before - after), np.zeros(len(numbers), dtype=np.int64)
+        columns = gpus.shape[1]
+        scores = np.full((len(numbers), columns), -1, dtype=np.int64)
+        state, gpu = np.nonzero(gpus >= need.milli)
+        rows = gpus[state]
+        rows[np.arange(len(state)), gpu] -= need.milli
+        after = self.fragments(klass[state], cpu[state] - need.cpu, rows)
+        scores[state, gpu] = self._score(before[state] - after)
+        best = scores.argmax(axis=1)
+        return scores[np.arange(len(numbers)), best], best
+
+    def _score(self, gain: Ints) -> Ints:
+        steep = 1.0 / (1.0 + np.exp(-gain / self.asks / 1000))
+        score: Ints = (100 * steep).astype(np.int64)
+        return score
+
+
+def _commonest(mix: Mix, covered: float) -> tuple[list[Need], Ints]:
+    """The commonest needs, memory apart, that cover a part of the mix; and how often each is asked for."""
+    counted: dict[Need, int] = {}
+    for need, weight in zip(mix.needs, mix.weights, strict=True):
+        bare = Need(need.gpus, need.milli, need.cpu, 0, need.classes)
+        counted[bare] = counted.get(bare, 0) + weight
+    common: list[Need] = []
+    weights: list[int] = []
+    for need, weight in sorted(counted.items(), key=lambda item: (-item[1], item[0])):
+        if sum(weights) >= covered * sum(mix.weights):
+            break
+        common.append(need)
+        weights.append(weight)
+    return common, np.array(weights, dtype=np.int64)
+
+
+def _without_whole(gpus: Ints, count: int) -> Ints:
+    """The same GPUs with the first ``count`` untouched ones taken."""
+    untouched = gpus == MILLI
+    return np.where(untouched & (np.cumsum(untouched, axis=1) <= count), 0, gpus)
+
+
+@dataclass(slots=True)
+class Judged:
+    """What is known of one need on the states: per state and sort of GPU (partly used, untouched) what the waste gains in
+    score units, and which loss of room comes with it; and how much is free on the partly used GPU."""
+
+    gain: Ints
+    loss: Ints
+    partly: Ints
+
+
+class BatchFill(Policy):
+    """Our rule: least waste by batch filling, less the prices of scarce models and of scarce room."""
+
+    def __init__(self, nodes: Nodes, mix: Mix, batches: int = BATCHES) -> None:
+        super().__init__(nodes, mix)
+        self.states = States(nodes, alike=True)
+        self.classes = int(nodes.klass.max(initial=0)) + 1
+        self.waste = Waste(mix, self.classes, batches)
+        self.prices = Prices(mix, self.classes, batches)
+        self.asked = 0
+        self._known: dict[Need, Judged] = {}
+        self._losses: dict[bytes, int] = {}
+        self._loss_rows: list[Ints] = []
+        self._loss_price: Ints = np.zeros(0, dtype=np.int64)
+
+    def choose(self, need: Need) -> Choice | None:
+        if self.asked % REFRESH == 0:
+            self._look_at_prices()
+        self.asked += 1
+        return super().choose(need)
+
+    def took(self, node: int) -> None:
+        self.states.note(node)
+
+    def best(self, need: Need, candidates: Ints) -> Choice:
+        numbers = self.states.of[candidates]
+        known = self._judged(need, numbers)
+        scores = known.gain[numbers] - self._loss_price[known.loss[numbers]]
+        if self.prices.groups:
+            scores -= (need.total * self.prices.model_price)[self.nodes.klass[candidates]][:, None]
+        at, untouched = divmod(int(scores.argmax()), 2)
+        node = int(candidates[at])
+        if need.whole or not need.gpus:
+            return Choice(node)
+        free = MILLI if untouched else int(known.partly[numbers[at]])
+        return Choice(node, int((self.nodes.gpu[node] == free).argmax()))
+
+    def _look_at_prices(self) -> None:
+        nodes = self.nodes
+        free = np.bincount(nodes.klass, weights=nodes.idle, minlength=self.classes)
+        slots = self.prices.slots(nodes.klass, nodes.cpu, nodes.whole).sum(axis=0)
+        self.prices.refresh([int(f) for f in free], [int(s) for s in slots])
+        self._price_losses()
+
+    def _price_losses(self) -> None:
+        if self._loss_rows:
+            self._loss_price = (np.array(self._loss_rows) * self.prices.slot_price).sum(axis=1)
+
+    def _judged(self, need: Need, numbers: Ints) -> Judged:
+        known = self._known.get(need)
+        if known is None or len(known.gain) < len(self.states):
+            room = max(1024, 2 * len(self.states))
+            grown = Judged(
+                np.full((room, 2), AMPLE, dtype=np.int64),
+                np.zeros((room, 2), dtype=np.int64),
+                np.zeros(room, dtype=np.int64),
+            )
+            if known is not None:
+                old = len(known.gain)
+                grown.gain[:old], grown.loss[:old], grown.partly[:old] = known.gain, known.loss, known.partly
+            known = self._known[need] = grown
+        missing = np.unique(numbers[known.gain[numbers, 0] == AMPLE])
+        if len(missing):
+            self._judge(need, missing, known)
+            if len(self._loss_rows) > len(self._loss_price):
+                self._price_losses()
+        return known
+
+    def _judge(self, need: Need, numbers: Ints, known: Judged) -> None:
+        """Work out an ask on states it has not met yet."""
+        klass, cpu, memory, gpus = self.states.read(numbers)
+        before = self.waste.of(klass, cpu, memory, gpus)
+        slots = self.prices.slots(klass, cpu, (gpus == MILLI).sum(axis=1))
+        known.gain[numbers] = NEVER_CHOSEN
+        for sort, able, after in self._afters(need, gpus):
+            if sort == 0:
+                known.partly[numbers[able]] = np.where(gpus[able] >= need.milli, gpus[able], AMPLE).min(axis=1)
+            left = cpu[able] - need.cpu
+            waste = self.waste.of(klass[able], left, memory[able] - need.memory, after)
+            known.gain[numbers[able], sort] = FINE * (before[able] - waste)
+            lost = slots[able] - self.prices.slots(klass[able], left, (after == MILLI).sum(axis=1))
+            known.loss[numbers[able], sort] = [self._loss(row) for row in lost]
+
+    def _loss(self, row: Ints) -> int:
+        key = row.tobytes()
+        number = self._losses.get(key)
+        if number is None:
+            number = self._losses[key] = len(self._loss_rows)
+            self._loss_rows.append(row)
+        return number
+
+    @staticmethod
+    def _afters(need: Need, gpus: Ints) -> list[tuple[int, Ints, Ints]]:
+        """(sort of GPU, which states, their GPUs with the ask on): a share on the fullest partly used GPU that fits, and
+        on an untouched one; other asks in one way."""
+        every = np.arange(len(gpus))
+        if need.whole or not need.gpus:
+            return [(1, every, _without_whole(gpus, need.whole))]
+        found = []
+        usable = (gpus >= need.milli) & (gpus < MILLI)
+        for sort, which in ((0, usable), (1, gpus == MILLI)):
+            able = np.flatnonzero(which.any(axis=1))
+            if len(able):
+                rows = gpus[able]
+                at = np.where(which[able], rows, AMPLE).argmin(axis=1)
+                rows[np.arange(len(able)), at] -= need.milli
+                found.append((sort, able, rows))
+        return found

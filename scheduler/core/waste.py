@@ -1,0 +1,197 @@
+"""Waste: how much GPU of a node is lost to the asks the pool really gets.
+
+A node here is a host as an ask sees it: free CPU (thousandths), free memory (MiB), the free thousandths of each GPU, and
+a class (the model; in a pool, the kind of unit). Its waste is what is left idle of its GPUs when fixed batches of asks, drawn
+from the pool's mix, are put on it one after another as they fit: the mean over the batches. All of it is integers, so that two
+machines find the same; the seed of the draws is a constant of the rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Small = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+MILLI = 1000  # thousandths in a whole GPU
+ANY = -1  # every class serves
+SEED = 20_230_710
+BATCHES, BATCH = 32, 64
+OFFERED_AT_LEAST, OFFERED_TIMES = 16, 4  # a batch ends after so many asks and so many times the node's idle GPU
+AMPLE = (1 << 31) - 1  # more CPU, memory or GPU than any node has
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """What one ask takes of one node: ``gpus`` GPUs with ``milli`` thousandths of each (below 1000 only for one GPU;
+    0 GPUs is CPU work). ``classes`` is a bit mask of the node classes that serve it, ANY for all."""
+
+    gpus: int
+    milli: int
+    cpu: int
+    memory: int
+    classes: int = ANY
+
+    @property
+    def whole(self) -> int:
+        """GPUs it needs untouched."""
+        return self.gpus if self.milli == MILLI else 0
+
+    @property
+    def total(self) -> int:
+        """Thousandths of GPU it takes."""
+        return self.gpus * self.milli
+
+    def allows(self, klass: int) -> bool:
+        """Whether nodes of a class serve it."""
+        return bool(self.classes >> klass & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often each need is asked for, as whole-number weights; in one order whatever the order it was counted in."""
+
+    needs: tuple[Need, ...]
+    weights: tuple[int, ...]
+
+    @staticmethod
+    def of(counted: Iterable[tuple[Need, int]]) -> Mix:
+        """The mix with these weights; needs that come up twice are added together."""
+        total: dict[Need, int] = {}
+        for need, weight in counted:
+            total[need] = total.get(need, 0) + weight
+        kept = sorted((need, weight) for need, weight in total.items() if weight > 0)
+        return Mix(tuple(need for need, _ in kept), tuple(weight for _, weight in kept))
+
+    def batches(self, count: int) -> Ints:
+        """``count`` batches of BATCH asks each, as indices into ``needs``; the same for the same mix, always."""
+        steps = np.cumsum(np.array(self.weights, dtype=np.int64))
+        points = np.array([int(u * int(steps[-1])) for u in _uniform(count * BATCH)], dtype=np.int64)
+        return np.searchsorted(steps, points, side="right").reshape(count, BATCH).astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _uniform(count: int) -> tuple[float, ...]:
+    dice = random.Random(SEED)
+    return tuple(dice.random() for _ in range(count))
+
+
+def fits(need: Need, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
+    """Which of some nodes have enough left for an ask, whatever their class."""
+    mask: Mask = (cpu >= need.cpu) & (memory >= need.memory)
+    if need.whole:
+        mask &= whole >= need.whole
+    elif need.gpus:
+        mask &= largest >= need.milli
+    return mask
+
+
+class Waste:
+    """The expected unusable GPU of a node by its state, summed over the batches; every state is worked out once."""
+
+    def __init__(self, mix: Mix, classes: int, batches: int = BATCHES) -> None:
+        drawn = mix.batches(batches)
+        self.batches = batches
+        self.cpu = _column([n.cpu for n in mix.needs], drawn)
+        self.memory = _column([n.memory for n in mix.needs], drawn)
+        self.whole = _column([n.whole for n in mix.needs], drawn)
+        self.milli = _column([n.milli if n.gpus else 0 for n in mix.needs], drawn)
+        total = _column([n.total for n in mix.needs], drawn)
+        serves = np.array([[n.allows(k) for n in mix.needs] for k in range(classes)], dtype=np.bool_)
+        self.serves: Mask = serves[:, drawn]  # class, batch, place in the batch
+        self.asked_before: Small = (np.cumsum(self.serves, axis=2) - self.serves).astype(np.int32)
+        offered = self.serves * total
+        self.offered_before: Small = (np.cumsum(offered, axis=2) - offered).astype(np.int32)
+        self._known: dict[bytes, tuple[int, int]] = {}
+        self.worked_out: int = 0  # states filled so far
+
+    def of(self, klass: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
+        """The waste of each of these states, in thousandths of GPU times the number of batches.
+
+        Memory hardly ever runs out first, so a state is first looked up without it; only where the batches would have
+        used more than there is, it is filled again with its own.
+        """
+        states = np.empty((len(cpu), gpus.shape[1] + 3), dtype=np.int32)
+        states[:, 0], states[:, 1], states[:, 2] = klass, cpu, AMPLE
+        states[:, 3:] = np.sort(gpus, axis=1)
+        roomy = self._look_up(states)
+        answer = np.array([waste for waste, _ in roomy], dtype=np.int64)
+        used = np.array([memory_used for _, memory_used in roomy], dtype=np.int64)
+        tight = np.flatnonzero(memory < used)
+        if len(tight):
+            states[:, 2] = np.minimum(memory, AMPLE)
+            answer[tight] = [waste for waste, _ in self._look_up(states[tight])]
+        return answer
+
+    def _look_up(self, states: Small) -> list[tuple[int, int]]:
+        keys = [row.tobytes() for row in states]
+        missing: dict[bytes, int] = {}
+        for i, key in enumerate(keys):
+            if key not in self._known:
+                missing.setdefault(key, i)
+        if missing:
+            wanted = states[list(missing.values())]
+            self.worked_out += len(wanted)
+            wastes, used = self._fill(wanted[:, 0], wanted[:, 1], wanted[:, 2], wanted[:, 3:])
+            self._known.update(zip(missing, zip(wastes.tolist(), used.tolist(), strict=True), strict=True))
+        return [self._known[key] for key in keys]
+
+    def _fill(self, klass: Small, cpu: Small, memory: Small, gpus: Small) -> tuple[Ints, Ints]:
+        """Fill each state with each batch: (idle thousandths left, summed over batches; most memory a batch used).
+
+        All batches of all states go side by side. What did not fit once never fits later, since a node only gets
+        fuller: so each round jumps to the next ask that fits, and there are as many rounds as asks placed, not 64.
+        """
+        count, batches = len(cpu), self.batches
+        idle = gpus.sum(axis=1, dtype=np.int32)
+        over = (self.asked_before[klass] >= OFFERED_AT_LEAST) & (
+            self.offered_before[klass] >= OFFERED_TIMES * idle[:, None, None]
+        )
+        waits = (self.serves[klass] & ~over).reshape(count * batches, BATCH)
+        batch = np.tile(np.arange(batches), count)
+        cpu, memory = np.repeat(cpu, batches), np.repeat(memory, batches)
+        gpu = np.repeat(gpus, batches, axis=0)
+        left = np.repeat(idle, batches)
+        row = np.arange(count * batches)
+        used = np.zeros(count * batches, dtype=np.int64)
+        while len(row):
+            whole, largest = (gpu == MILLI).sum(axis=1), gpu.max(axis=1)
+            waits &= self.cpu[batch] <= cpu[:, None]
+            waits &= self.memory[batch] <= memory[:, None]
+            waits &= self.whole[batch] <= whole[:, None]
+            waits &= self.milli[batch] <= largest[:, None]
+            first = waits.argmax(axis=1)
+            on = np.flatnonzero(waits[np.arange(len(row)), first])
+            if len(on) < len(row):
+                row, batch, waits, first = row[on], batch[on], waits[on], first[on]
+                cpu, memory, gpu = cpu[on], memory[on], gpu[on]
+            self._place(gpu, self.whole[batch, first], self.milli[batch, first])
+            cpu = cpu - self.cpu[batch, first]
+            taken = self.memory[batch, first]
+            memory = memory - taken
+            used[row] += taken
+            left[row] = gpu.sum(axis=1)
+            waits[np.arange(len(row)), first] = False
+        return left.reshape(count, batches).sum(axis=1), used.reshape(count, batches).max(axis=1)
+
+    @staticmethod
+    def _place(gpu: Small, whole: Small, milli: Small) -> None:
+        """Put one ask on each row of GPUs: whole ones on the first untouched, a share on the fullest that fits."""
+        untouched = gpu == MILLI
+        gpu[untouched & (np.cumsum(untouched, axis=1) <= whole[:, None])] = 0
+        share = np.flatnonzero((whole == 0) & (milli > 0))
+        if len(share):
+            rows = gpu[share]
+            best = np.where(rows >= milli[share, None], rows, AMPLE).argmin(axis=1)
+            gpu[share, best] -= milli[share]
+
+
+def _column(values: list[int], drawn: Ints) -> Small:
+    return np.array(values, dtype=np.int32)[drawn]

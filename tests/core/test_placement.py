@@ -1,0 +1,236 @@
+"""The placement rule and its rivals: each against a plain reading of its definition, and all on a made-up cluster."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import openb
+from scheduler.core.placement import BatchFill, BestFit, Choice, Fgd, Nodes, RandomPlace
+from scheduler.core.scarcity import Prices
+from scheduler.core.waste import ANY, BATCH, MILLI, OFFERED_AT_LEAST, OFFERED_TIMES, Mix, Need, Waste
+
+MIX = Mix.of(
+    [
+        (Need(0, 0, 8_000, 16_000), 12),
+        (Need(1, 250, 3_000, 8_000), 20),
+        (Need(1, 600, 6_000, 16_000), 15),
+        (Need(1, MILLI, 8_000, 32_000), 30),
+        (Need(1, MILLI, 8_000, 32_000, 0b01), 6),
+        (Need(2, MILLI, 16_000, 64_000), 10),
+        (Need(4, MILLI, 32_000, 128_000), 5),
+        (Need(8, MILLI, 64_000, 256_000, 0b10), 2),
+    ]
+)
+
+
+def plain_waste(waste: Waste, mix: Mix, klass: int, cpu: int, memory: int, gpus: list[int]) -> int:
+    """The definition, read aloud: one batch after another, one ask after another."""
+    total, idle = 0, sum(gpus)
+    for batch in mix.batches(waste.batches):
+        free, left_cpu, left_memory, asked, offered = sorted(gpus), cpu, memory, 0, 0
+        for index in batch:
+            need = mix.needs[index]
+            if not need.allows(klass):
+                continue
+            if asked >= OFFERED_AT_LEAST and offered >= OFFERED_TIMES * idle:
+                break
+            asked, offered = asked + 1, offered + need.total
+            places = [i for i, g in enumerate(free) if g >= need.milli]
+            if need.cpu > left_cpu or need.memory > left_memory or len(places) < need.gpus:
+                continue
+            if need.whole:
+                for i in [i for i, g in enumerate(free) if g == MILLI][: need.whole]:
+                    free[i] = 0
+            elif need.gpus:
+                free[min(places, key=lambda i: free[i])] -= need.milli
+            left_cpu, left_memory = left_cpu - need.cpu, left_memory - need.memory
+        total += sum(free)
+    return total
+
+
+def test_the_waste_of_a_node_is_what_batches_of_asks_leave_idle_on_it() -> None:
+    dice = random.Random(1)
+    waste = Waste(MIX, classes=2, batches=8)
+    for _ in range(120):
+        klass = dice.randrange(2)
+        cpu, memory = dice.choice((4_000, 20_000, 64_000, 96_000)), dice.choice((16_000, 100_000, 400_000))
+        gpus = [dice.choice((0, 200, 400, 750, MILLI, MILLI)) for _ in range(8)]
+        found = waste.of(np.array([klass]), np.array([cpu]), np.array([memory]), np.array([gpus]))
+        assert int(found[0]) == plain_waste(waste, MIX, klass, cpu, memory, gpus)
+
+
+def test_a_state_is_worked_out_once_in_whatever_order_its_gpus_stand() -> None:
+    waste = Waste(MIX, classes=2, batches=4)
+    one = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[0, 400, MILLI]]))
+    worked_out = waste.worked_out
+    other = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[MILLI, 0, 400]]))
+    assert one.tolist() == other.tolist()
+    assert waste.worked_out == worked_out
+
+
+def test_the_mix_is_the_same_in_whatever_order_it_was_counted() -> None:
+    counted = list(zip(MIX.needs, MIX.weights, strict=True))
+    again = Mix.of([*reversed(counted[1:]), (counted[0][0], 1), (counted[0][0], counted[0][1] - 1)])
+    assert again == MIX
+    assert (again.batches(3) == MIX.batches(3)).all()
+    assert MIX.batches(3).shape == (3, BATCH)
+
+
+def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_have_none() -> None:
+    prices = Prices(MIX, classes=3)
+    prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.rooms))
+    scarce, wide, free_for_all = (int(p) for p in prices.model_price)
+    assert scarce > wide > 0
+    assert free_for_all == 0
+
+
+def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_equally_scarce() -> None:
+    mix = Mix.of([(Need(1, MILLI, 0, 0, 0b11), 1), (Need(1, MILLI, 0, 0, 0b01), 1), (Need(1, MILLI, 0, 0), 2)])
+    prices = Prices(mix, classes=3)
+    free = [1_000, 3_000, 4_000]
+    assert prices._loads(free, sum(free)) == pytest.approx([2_000.0, 2_000.0, 0.0])
+    even = [4_000, 4_000, 0]
+    assert prices._loads(even, sum(even)) == pytest.approx([2_000.0, 2_000.0, 0.0])
+
+
+def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one_of_many() -> None:
+    prices = Prices(MIX, classes=2)
+    eight = [room[0] for room in prices.rooms].index(8)
+    slots = [40] * len(prices.rooms)
+    prices.refresh([100_000, 100_000], slots)
+    plenty = int(prices.slot_price[eight])
+    slots[eight] = 1
+    prices.refresh([100_000, 100_000], slots)
+    assert int(prices.slot_price[eight]) > plenty
+
+
+def two_nodes() -> Nodes:
+    """Two nodes of four GPUs, the second without a free GPU of its own but for half of one."""
+    nodes = Nodes([64_000, 64_000], [10**6, 10**6], [4, 4], [0, 0])
+    nodes.take(1, Need(3, MILLI, 0, 0), 0)
+    nodes.take(1, Need(1, 500, 0, 0), 3)
+    return nodes
+
+
+@pytest.mark.parametrize("policy", [BestFit, Fgd, BatchFill])
+def test_a_share_goes_on_the_gpu_that_is_used_already(policy: type[BestFit | Fgd | BatchFill]) -> None:
+    assert policy(two_nodes(), MIX).choose(Need(1, 250, 1_000, 1_000)) == Choice(1, 3)
+
+
+def test_no_policy_finds_a_place_where_there_is_none() -> None:
+    for policy in (RandomPlace, BestFit, Fgd, BatchFill):
+        nodes = two_nodes()
+        chooser = policy(nodes, MIX)
+        assert chooser.choose(Need(5, MILLI, 0, 0)) is None
+        assert chooser.choose(Need(1, MILLI, 65_000, 0)) is None
+        assert chooser.choose(Need(1, MILLI, 0, 0, 0b10)) is None
+        assert chooser.choose(Need(4, MILLI, 0, 0)) == Choice(0)
+
+
+def test_fgd_counts_what_each_common_ask_cannot_use() -> None:
+    mix = Mix.of([(Need(0, 0, 1_000, 0), 1), (Need(1, 500, 1_000, 0), 2), (Need(2, MILLI, 9_000, 0), 1)])
+    fgd = Fgd(Nodes([64_000], [10**6], [2], [0]), mix)
+    # On 8 CPUs with 1,000 and 300 free: CPU work uses no GPU, two can't use the 300, the last can't use any.
+    found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI, 300]]))
+    assert int(found[0]) == 1 * 1_300 + 2 * 300 + 1 * 1_300
+
+
+def test_the_same_asks_in_the_same_order_are_placed_alike_every_time() -> None:
+    def placed() -> list[Choice | None]:
+        nodes = Nodes([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
+        chooser, dice, chosen = BatchFill(nodes, MIX), random.Random(3), []
+        for _ in range(60):
+            need = dice.choice(MIX.needs)
+            place = chooser.choose(need)
+            chosen.append(place)
+            if place is not None:
+                nodes.take(place.node, need, place.gpu)
+                chooser.took(place.node)
+        return chosen
+
+    first = placed()
+    assert first == placed()
+    assert None in first
+
+
+# -- the experiment, on a cluster and a list of pods that no trace has --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
+    """Three models, sizes and CPU needs of its own, a tenth of the pods tied to models."""
+    dice = random.Random(11)
+    folder = tmp_path_factory.mktemp("openb")
+    machines = (
+        [("H100", 8, 128_000, 1_000_000)] * 14 + [("L40", 4, 64_000, 256_000)] * 12 + [("T4", 2, 48_000, 192_000)] * 20
+    )
+    with (folder / "nodes.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("sn", "cpu_milli", "memory_mib", "gpu", "model"))
+        rows.writerows(
+            (f"node-{n:03d}", cpu, memory, gpus, model) for n, (model, gpus, cpu, memory) in enumerate(machines)
+        )
+    sorts = [
+        (0, 0, 16_000, 18), (1, 330, 4_000, 20), (1, 500, 6_000, 12), (1, 720, 10_000, 8), (1, 1000, 8_000, 26),
+        (1, 1000, 15_000, 6), (2, 1000, 16_000, 6), (4, 1000, 40_000, 3), (8, 1000, 96_000, 1),
+    ]  # fmt: skip
+    with (folder / "pods.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"))
+        for n in range(220):
+            gpus, milli, cpu, _ = dice.choices(sorts, [weight for *_, weight in sorts])[0]
+            tied = gpus == 1 and dice.random() < 0.15
+            rows.writerow(
+                (f"pod-{n:04d}", cpu, cpu * 3, gpus, milli, dice.choice(("H100", "L40", "L40|T4")) if tied else "")
+            )
+    return openb.read(folder / "nodes.csv", folder / "pods.csv")
+
+
+def mean_ratio(trace: openb.Trace, policy: str) -> float:
+    return sum(openb.replay(trace, openb.arrival_order(trace, seed), policy, seed) for seed in range(6)) / 6
+
+
+def test_on_a_variant_of_its_own_the_rule_wastes_less_than_fgd_and_fgd_less_than_chance(variant: openb.Trace) -> None:
+    found = {policy: mean_ratio(variant, policy) for policy in openb.POLICIES}
+    assert found["ours"] > found["fgd"] + 0.4, found
+    assert found["fgd"] > found["random"], found
+    assert found["bestfit"] > found["random"], found
+
+
+def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_limit(variant: openb.Trace) -> None:
+    order = openb.arrival_order(variant, 42)
+    asked = sum(variant.needs[i].total for i in order)
+    assert sorted(order[: len(variant.needs)]) == list(range(len(variant.needs)))
+    assert asked <= openb.ASKED_UP_TO * variant.capacity < asked + 8 * MILLI
+    assert order == openb.arrival_order(variant, 42) != openb.arrival_order(variant, 43)
+
+
+def test_a_pod_list_without_models_and_with_columns_missing_is_read(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nb,2000,20,1,T4\na,1000,10,2,P100\n")
+    (tmp_path / "pods.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,100,5,1,460\nq,100,5,2,1000\nr,1,1,0,0\n"
+    )
+    trace = openb.read(tmp_path / "nodes.csv", tmp_path / "pods.csv")
+    assert trace.gpus == (2, 1)
+    assert trace.needs == (Need(1, 460, 100, 5, ANY), Need(2, MILLI, 100, 5, ANY), Need(0, 0, 1, 1, ANY))
+
+
+def test_the_benchmark_says_what_it_measured(
+    variant: openb.Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\na,96000,1000,4,T4\n")
+    (tmp_path / "pods.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,100,5,1,500\nq,100,5,1,1000\n")
+    files = ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]
+    figures = openb.main([*files, "--policy", "bestfit", "--seeds", "1-2,5"])
+    assert figures["policy"] == "bestfit"
+    assert figures["seeds"] == [1, 2, 5]
+    assert 80 <= figures["allocation_ratio"] <= 100
+    with pytest.raises(SystemExit):
+        openb.main([*files, "--seeds", "5-1"])
+    with pytest.raises(SystemExit):
+        openb.main(["--pods", str(tmp_path / "none.csv")])
