@@ -40,6 +40,9 @@ def cycle(name: str, now: datetime, clock: Callable[[], datetime] | None = None)
         return None
     began = time.monotonic()
     taken = snapshot.take(None, now)
+    if taken.epoch != epoch:
+        log.warning("another engine has taken the lead with epoch %d", taken.epoch)
+        return None
     planned = plan(taken, snapshot.seconds(now))
     try:
         applied = apply(planned, taken, clock() if clock else now)

@@ -1,0 +1,340 @@
+"""A plan is some milliseconds old when it is applied. Whatever has changed meanwhile, what no longer holds is refused, and only
+that; with the check taken away the same plan would be written: so the check is what holds it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from scheduler import engine, leadership, recheck, services, snapshot
+from scheduler.apply import Applied, StaleEpoch, apply
+from scheduler.core.model import SLOTS_PER_GPU, Eviction, Placement, Plan, Snapshot
+from scheduler.core.planner import plan
+from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
+from tests.fakes import FakeAgent
+from tests.world import H100, World, units_of
+
+SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
+
+
+def job(world: World, **also: Any) -> Workload:
+    given: dict[str, Any] = {
+        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
+        "owner": world.vision.member, "units": 1, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
+        "command": "true", "now": world.now, **also,
+    }  # fmt: skip
+    return services.queue_workload(**given)
+
+
+def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
+    given: dict[str, Any] = {
+        "owner": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "course", "units": 2,
+        "models_wanted": [H100], "start": start, "end": start + 4 * HOUR, "now": world.now, **also,
+    }  # fmt: skip
+    made, answer = services.confirm_reservation(**given)
+    assert made is not None, answer
+    return made
+
+
+def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot]:
+    taken = snapshot.take(None, at or world.now)
+    return plan(taken, snapshot.seconds(at or world.now)), taken
+
+
+def refusals(applied: Applied, kind: type) -> list[str]:
+    return [r.why for r in applied.rejected if isinstance(r.item, kind)]
+
+
+# -- work that would start -------------------------------------------------------------------------------------------------
+
+
+def cut_guarantee(world: World, workload: Workload) -> None:
+    services.change_quota(
+        team=world.vision.team, pool=world.shared, model=H100, guaranteed_slots=0, borrow_limit_slots=0, now=world.now
+    )
+
+
+def cut_borrowing(world: World, workload: Workload) -> None:
+    Quota.objects.filter(team=world.vision.team).update(borrow_limit_slots=0)
+
+
+def take_quota_away(world: World, workload: Workload) -> None:
+    Quota.objects.filter(team=world.vision.team).delete()
+
+
+def close_gate(world: World, workload: Workload) -> None:
+    services.close_budget_gate(
+        action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.vision.team
+    )
+
+
+def change_pool(world: World, workload: Workload) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_workload=1)
+
+
+def ask_for_more_time(world: World, workload: Workload) -> None:
+    services.extend_workload(workload, seconds=3600, now=world.now)
+
+
+def ask_for_something_else(world: World, workload: Workload) -> None:
+    Workload.objects.filter(pk=workload.pk).update(units=2)
+
+
+def back_off(world: World, workload: Workload) -> None:
+    Workload.objects.filter(pk=workload.pk).update(not_before=world.now + HOUR)
+
+
+def start_another_of_the_team(world: World, workload: Workload) -> None:
+    other = job(world)
+    unit = units_of(world.hosts["beta"])[7]
+    run = Run.objects.create(workload=other, attempt=1, host=world.hosts["beta"], generation=99, placed_at=world.now)
+    Allocation.objects.create(
+        run=run, workload=other, project=other.project, unit=unit, slots=unit.slots, period=(world.now, None)
+    )
+    Workload.objects.filter(pk=other.pk).update(state="placed", attempt=1)
+
+
+def announce_maintenance(world: World, workload: Workload) -> None:
+    for name in ("alpha", "beta"):
+        services.set_maintenance(
+            world.hosts[name], start=world.now + HOUR / 2, end=world.now + HOUR, reason="fan", now=world.now
+        )
+
+
+def move_hosts_to_another_pool(world: World, workload: Workload) -> None:
+    for name in ("alpha", "beta"):
+        world.hosts[name].pool = world.static
+        world.hosts[name].save()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cut_guarantee, cut_borrowing, take_quota_away, close_gate, change_pool, ask_for_more_time, ask_for_something_else,
+        back_off, start_another_of_the_team, announce_maintenance, move_hosts_to_another_pool,
+    ],
+)  # fmt: skip
+def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
+    world: World, change: Callable[[World, Workload], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, other = (
+        job(world),
+        job(world, project=world.language.project, owner=world.language.member, max_runtime_seconds=600),
+    )
+    answer, taken = planned(world)
+    change(world, workload)
+    if change not in (change_pool, move_hosts_to_another_pool):  # those touch everybody in the pool
+        mine = Plan(answer.epoch, placements=tuple(p for p in answer.placements if p.workload == other.pk))
+        assert len(mine.placements) == 1
+    applied = apply(answer, taken, world.now)
+    placed = {p.workload for p in applied.accepted if isinstance(p, Placement)}
+    assert workload.pk not in placed and refusals(applied, Placement)[0]
+    if change not in (change_pool, move_hosts_to_another_pool):
+        assert placed == {other.pk}
+    workload.refresh_from_db()
+    assert workload.state == "queued" and not Run.objects.filter(workload=workload).exists()
+
+    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
+    again = apply(answer, taken, world.now)
+    assert workload.pk in {p.workload for p in again.accepted if isinstance(p, Placement)}
+
+
+def test_a_team_that_may_not_borrow_any_more_gets_its_guarantee_all_the_same(world: World) -> None:
+    within = job(world, project=world.robotics.project, owner=world.robotics.member, units=2)
+    above = job(world, project=world.robotics.project, owner=world.robotics.member)
+    answer, taken = planned(world)
+    assert len(answer.placements) == 2
+    services.close_budget_gate(
+        action="stop_borrowing", numbers={}, until=world.now + HOUR, now=world.now, team=world.robotics.team
+    )
+    applied = apply(answer, taken, world.now)
+    assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [within.pk]
+    assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [above.pk]
+
+
+def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unless_it_can_make_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, goes = job(world, preemptible=False, max_runtime_seconds=14_400), job(world, max_runtime_seconds=14_400)
+    answer, taken = planned(world)
+    reserve(world, world.now + HOUR, project=world.language.project, owner=world.language.lead)
+    applied = apply(answer, taken, world.now)
+    assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [goes.pk]
+    assert "promised meanwhile" in refusals(applied, Placement)[0]
+    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
+    assert [p.workload for p in apply(answer, taken, world.now).accepted if isinstance(p, Placement)] == [stays.pk]
+
+
+def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reservation = reserve(world, world.now + SECOND)
+    at = world.now + 2 * SECOND
+    engine.cycle("test", at)
+    assert BoundUnit.objects.filter(reservation=reservation).count() == 2
+    inside = job(world, reservation=reservation)
+    answer, taken = planned(world, at)
+    assert [p.workload for p in answer.placements] == [inside.pk]
+    Reservation.objects.filter(pk=reservation.pk).update(state="cancelled")
+    assert "not open any more" in refusals(apply(answer, taken, at), Placement)[0]
+    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
+    assert len(apply(answer, taken, at).accepted) == 1
+
+
+def test_a_reservation_that_was_moved_meanwhile_is_not_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    reservation = reserve(world, world.now + SECOND)
+    at = world.now + 2 * SECOND
+    answer, taken = planned(world, at)
+    assert answer.bindings
+    Reservation.objects.filter(pk=reservation.pk).update(start=at + HOUR)
+    assert apply(answer, taken, at).rejected[0].why == "the reservation was moved to a later time"
+    assert not BoundUnit.objects.exists()
+    monkeypatch.setattr(recheck.Facts, "why_not_bind", lambda self, reservation: "")
+    assert len(apply(answer, taken, at).accepted) == 1
+
+
+# -- work that would have to go --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Crowd:
+    """Robotics has borrowed all 16 H100s; vision claims 8 that it is guaranteed: one borrower has to go."""
+
+    claimant: Workload
+    victim: Workload
+    answer: Plan
+    taken: Snapshot
+    at: dt.datetime
+
+
+@pytest.fixture
+def crowd(world: World) -> Crowd:
+    Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
+    robotics = {"project": world.robotics.project, "owner": world.robotics.member}
+    borrowers = [job(world, units=8, max_runtime_seconds=24 * 3600, **robotics) for _ in range(2)]
+    engine.cycle("test", world.now)
+    for name in ("alpha", "beta"):
+        agent = FakeAgent.of(world.hosts[name])
+        for step in (1, 2):
+            agent.sync(world.now + step * SECOND)
+    at = world.now + 60 * SECOND
+    claimant = job(world, units=8, preemptible=False, now=at)
+    answer, taken = planned(world, at)
+    assert [e.for_workload for e in answer.evictions] == [claimant.pk]
+    victim = next(w for w in borrowers if w.pk == answer.evictions[0].workload)
+    return Crowd(claimant, victim, answer, taken, at)
+
+
+def withdraw_the_claim(world: World, crowd: Crowd) -> None:
+    services.cancel_workload(crowd.claimant, now=crowd.at)
+
+
+def close_the_claimants_budget(world: World, crowd: Crowd) -> None:
+    close_gate(world, crowd.claimant)
+
+
+def cut_the_claimants_guarantee(world: World, crowd: Crowd) -> None:
+    cut_guarantee(world, crowd.claimant)
+
+
+def raise_the_victims_guarantee(world: World, crowd: Crowd) -> None:
+    Quota.objects.filter(team=world.robotics.team, model=H100).update(guaranteed_slots=16 * SLOTS_PER_GPU)
+
+
+def let_other_work_of_the_victims_team_end(world: World, crowd: Crowd) -> None:
+    others = Workload.objects.filter(project=world.robotics.project, state="running").exclude(pk=crowd.victim.pk)
+    services.cancel_workload(others.get(), now=crowd.at)
+
+
+def protect_the_victim(world: World, crowd: Crowd) -> None:
+    Workload.objects.filter(pk=crowd.victim.pk).update(preemptible=False)
+
+
+def change_the_pools_rules(world: World, crowd: Crowd) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=3600)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        withdraw_the_claim, close_the_claimants_budget, cut_the_claimants_guarantee, raise_the_victims_guarantee,
+        let_other_work_of_the_victims_team_end, protect_the_victim, change_the_pools_rules,
+    ],
+)  # fmt: skip
+def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_look(
+    world: World, crowd: Crowd, change: Callable[[World, Crowd], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(world, crowd)
+    applied = apply(crowd.answer, crowd.taken, crowd.at)
+    assert refusals(applied, Eviction) and not [e for e in applied.accepted if isinstance(e, Eviction)]
+    crowd.victim.refresh_from_db()
+    assert crowd.victim.state == "running" and not Decision.objects.filter(kind="evicted").exists()
+    monkeypatch.setattr(recheck.Facts, "why_not_evict", lambda self, eviction: "")
+    assert [e for e in apply(crowd.answer, crowd.taken, crowd.at).accepted if isinstance(e, Eviction)]
+
+
+def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
+    robotics = {"project": world.robotics.project, "owner": world.robotics.member, "max_runtime_seconds": 24 * 3600}
+    borrowers = [job(world, units=4, **robotics) for _ in range(4)]
+    engine.cycle("test", world.now)
+    for name in ("alpha", "beta"):
+        agent = FakeAgent.of(world.hosts[name])
+        for step in (1, 2):
+            agent.sync(world.now + step * SECOND)
+    at = world.now + 60 * SECOND
+    job(world, units=8, preemptible=False, now=at)
+    answer, taken = planned(world, at)
+    first, second = (e.workload for e in answer.evictions)
+    Workload.objects.filter(pk=first).update(preemptible=False)
+    applied = apply(answer, taken, at)
+    assert not applied.accepted and len(refusals(applied, Eviction)) == 2
+    assert {w.pk for w in borrowers} >= {first, second}
+    assert Workload.objects.filter(pk=second, state="running").exists()
+
+    Workload.objects.filter(pk=first).update(preemptible=True)
+    services.cancel_workload(Workload.objects.get(pk=first), now=at)  # it goes by itself: the other is still needed
+    again = apply(Plan(answer.epoch, evictions=answer.evictions), taken, at)
+    assert "goes already" in refusals(again, Eviction)[0]
+
+
+# -- leaders ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_the_next_ones_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = job(world)
+    real = snapshot.take
+
+    def overtaken(pool_ids: Any, now: dt.datetime) -> Snapshot:
+        assert leadership.lead("the next one", now + 6 * SECOND) is not None
+        return real(pool_ids, now)
+
+    monkeypatch.setattr(snapshot, "take", overtaken)
+    assert engine.cycle("the frozen one", world.now) is None
+    workload.refresh_from_db()
+    assert workload.state == "queued" and not Run.objects.exists()
+
+
+def test_the_same_plan_twice_starts_everything_once(world: World) -> None:
+    for _ in range(3):
+        job(world)
+    answer, taken = planned(world)
+    assert len(apply(answer, taken, world.now).accepted) == 3
+    again = apply(answer, taken, world.now)
+    assert not again.accepted and len(again.rejected) == 3 and Run.objects.count() == 3
+
+
+def test_a_plan_of_the_leader_before_is_refused_whole(world: World) -> None:
+    assert leadership.lead("first", world.now) is not None
+    job(world)
+    answer, taken = planned(world)
+    assert leadership.lead("second", world.now + 6 * SECOND) is not None
+    with pytest.raises(StaleEpoch):
+        apply(answer, taken, world.now + 6 * SECOND)
+    assert not Run.objects.exists()
