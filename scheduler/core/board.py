@@ -1,37 +1,50 @@
 """One pool while its plan is being made: the snapshot's facts as arrays, and on top what was decided so far.
 
-The snapshot is never changed. Units are ordered by host, GPU and id, so that an index is a stable name and the units of
-a host lie together; every choice that is otherwise equal falls to the lower index.
+The snapshot is never changed, nor the facts: what a decision changes is copied first. Units and running work are named
+by their index (see ``ground`` and ``occupancy``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler.core.fairshare import Ledger
+from scheduler.core.ground import NEVER, Ground, Ints, Kind, Mask
 from scheduler.core.model import (
     WHOLE,
     Ask,
     Binding,
     Eviction,
-    Host,
     Placement,
     Pool,
     Queued,
     Refusal,
     Reservation,
-    Running,
     Snapshot,
     Unbound,
-    Unit,
 )
+from scheduler.core.occupancy import (
+    EVICTIONS,
+    ID,
+    NOBODY,
+    PREDICTED,
+    PREEMPTIBLE,
+    PRIORITY,
+    RESERVATION,
+    SAVED,
+    SLOTS,
+    STARTED,
+    STOP_BY,
+    STOPPING,
+    TEAM,
+    UNTIL,
+)
+from scheduler.core.poolfacts import PoolFacts
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+__all__ = ["HOLDS", "MAINTENANCE", "NEVER", "NOBODY", "RESERVATIONS", "Board", "Ground", "Ints", "Kind", "Mask", "both"]
 
 
 def both(one: Mask, other: Mask) -> Mask:
@@ -41,54 +54,30 @@ def both(one: Mask, other: Mask) -> Mask:
 
 
 HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
-NEVER = 1 << 60  # later than every time the planner meets
-NOBODY = -1
 EVICTION_COST_SECONDS = (
     30 * 60
 )  # having been told to go once weighs like this much work lost, so that others take their turn
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Kind:
-    """Units that are the same to an ask."""
-
-    memory_mib: int
-    compute_capability: int
-    model: str
-    profile: str
-    slots: int
-
-
 class Board:
     """The working state of one pool. Only ``place``, ``evict``, ``bind``, ``keep`` and ``hold`` change it."""
 
-    def __init__(self, snapshot: Snapshot, pool: Pool, now: int) -> None:
+    def __init__(self, snapshot: Snapshot | PoolFacts, pool: Pool, now: int) -> None:
+        """``snapshot`` may be the pool's facts, when somebody keeps them."""
         self.pool, self.policy, self.now = pool, pool.policy, now
-        self.hosts: list[Host] = sorted((h for h in snapshot.hosts if h.pool == pool.id), key=lambda h: h.id)
-        self.host_index = {host.id: i for i, host in enumerate(self.hosts)}
-        self.units: list[Unit] = sorted(
-            (u for u in snapshot.units if u.host in self.host_index), key=lambda u: (u.host, u.gpu, u.id)
-        )
-        self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
-        self.running: list[Running] = sorted((r for r in snapshot.running if r.pool == pool.id), key=lambda r: r.id)
-        self.queued: list[Queued] = sorted((q for q in snapshot.queued if q.pool == pool.id), key=lambda q: q.id)
-        self.reservations: list[Reservation] = sorted(
-            (r for r in snapshot.reservations if r.pool == pool.id and r.end > now), key=lambda r: r.id
-        )
+        self.facts = snapshot if isinstance(snapshot, PoolFacts) else PoolFacts(snapshot, pool)
+        self._read_ground(self.facts.ground)
+        self.reservations = [r for r in self.facts.reservations if r.end > now]
         self.reservation_by_id = {r.id: r for r in self.reservations}
-        self.maintenance = sorted(
-            (self.host_index[m.host], m.start, m.end) for m in snapshot.maintenance if m.host in self.host_index
-        )
-        self.ledger = Ledger(pool, snapshot.quotas)
-        self._read_units()
-        self._read_holders()
+        self.ledger = Ledger(pool, self.facts.quotas, self.facts.occupancy.held)
+        self._read_maintenance()
+        self._read_running()
         self._read_promises()
         self.free: Mask = self.usable & (self.holder == NOBODY) & (self.bound == 0) & (self.kept == 0)
         self.free_slots = int(self.slots[self.free].sum())
-        self.counts: dict[int, Ints] = {
-            k: np.bincount(self.host_of[self.free & (self.kind == k)], minlength=len(self.hosts)).astype(np.int64)
-            for k in range(len(self.kinds))
-        }
+        size = len(self.hosts)
+        counts = np.bincount((self.kind * size + self.host_of)[self.free], minlength=len(self.kinds) * size)
+        self.counts: dict[int, Ints] = dict(enumerate(counts.astype(np.int64).reshape(len(self.kinds), size)))
         self.placements: list[Placement] = []
         self.evictions: list[Eviction] = []
         self.refusals: list[Refusal] = []
@@ -96,7 +85,6 @@ class Board:
         self.unbound: list[Unbound] = []
         self.predicted: dict[int, int] = {}  # seconds the work placed by this plan is expected to run
         self.evicted: set[int] = set()  # indices of running work told to go by this plan
-        self._read_evictable()
         self.promised_from = {
             HOLDS: self.hold_from,
             MAINTENANCE: self.maintenance_from,
@@ -106,93 +94,84 @@ class Board:
         self._clear_of: dict[tuple[int, ...], Mask] = {}
         self.waste: list[int] | None = None  # made by fit when first needed
         self.rank_tables: dict[int, Ints] = {}
-        self.rack_of = [dict(host.labels).get("rack", "") for host in self.hosts]
-        self.has_racks = any(self.rack_of)
-        self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
-        self._fitting: dict[int, Mask] = {}
-        self._kinds_of: dict[int, list[int]] = {}
-        self._asks_seen: list[Ask] = []
-        self._ask_numbers: dict[Ask, int] = {}
-        self._ask_numbers_by_row: dict[int, int] = {}
 
-    # -- reading the snapshot -------------------------------------------------------------------------------------
+    # -- reading the facts ------------------------------------------------------------------------------------------
 
-    def _read_units(self) -> None:
-        kind_of = [Kind(u.memory_mib, u.compute_capability, u.model, u.profile, u.slots) for u in self.units]
-        self.kinds: list[Kind] = sorted(set(kind_of))
-        kind_index = {kind: i for i, kind in enumerate(self.kinds)}
-        gpus = sorted({u.gpu for u in self.units})
-        gpu_index = {gpu: i for i, gpu in enumerate(gpus)}
-        self.kind: Ints = np.array([kind_index[k] for k in kind_of], dtype=np.int64)
-        self.host_of: Ints = np.array([self.host_index[u.host] for u in self.units], dtype=np.int64)
-        self.gpu_of: Ints = np.array([gpu_index[u.gpu] for u in self.units], dtype=np.int64)
-        self.slots: Ints = np.array([u.slots for u in self.units], dtype=np.int64)
-        self.gpu_used: Ints = np.zeros(len(gpus), dtype=np.int64)
+    def _read_ground(self, ground: Ground) -> None:
+        self.ground = ground
+        self.hosts, self.host_index = ground.hosts, ground.host_index
+        self.units, self.unit_index = ground.units, ground.unit_index
+        self.kinds, self.kind, self.slots = ground.kinds, ground.kind, ground.slots
+        self.host_of, self.gpu_of, self.first_unit = ground.host_of, ground.gpu_of, ground.first_unit
+        self.cpu_whole, self.memory_whole = ground.cpu_whole, ground.memory_whole
+        self.rack_of, self.has_racks = ground.rack_of, ground.has_racks
+        self.in_service = ground.in_service
+        self.label_mask, self.ask_number = ground.label_mask, ground.ask_number
+        self.kinds_for, self.fitting = ground.kinds_for, ground.fitting
+
+    def _read_maintenance(self) -> None:
+        """``accepts`` and ``usable``: hosts, and units, that take work right now; and when they next will not."""
+        self.maintenance = self.facts.maintenance
+        self.accepts = self.ground.accepts
+        self.maintenance_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
+        closed = [host for host, start, end in self.maintenance if start <= self.now < end]
+        if closed:
+            self.accepts = self.accepts.copy()
+            self.accepts[closed] = False
+        self.usable = both(self.in_service, self.accepts[self.host_of]) if closed else self.in_service
+        for host, start, _end in reversed(self.maintenance):
+            if start > self.now:
+                self.maintenance_from[self.first_unit[host] : self.first_unit[host + 1]] = start
+
+    def _read_running(self) -> None:
+        occupancy = self.facts.occupancy
+        self.running, self.units_of = occupancy.running, occupancy.units_of
+        self.holder = occupancy.holder.copy()
+        self.cpu_free, self.memory_free = occupancy.cpu_free.copy(), occupancy.memory_free.copy()
+        self.gpu_used = occupancy.gpu_used.copy()
+        self.table = occupancy.table
+        self.run_id, self.run_team, self.run_priority = self.table[ID], self.table[TEAM], self.table[PRIORITY]
+        self.run_reservation, self.run_slots = self.table[RESERVATION], self.table[SLOTS]
+        self.lost: Ints = np.maximum(0, self.now - self.table[SAVED]) * self.run_slots  # slot-seconds thrown away
+        again = self.table[EVICTIONS] * EVICTION_COST_SECONDS * self.run_slots
+        self.cost: Ints = self.lost + again  # what victims are chosen by
+        old_enough = self.now >= self.table[STARTED] + self.policy.minimum_runtime_seconds
+        self.evictable: Mask = (self.table[PREEMPTIBLE] == 1) & (self.table[STOPPING] == 0) & old_enough
         self.gpu_teams: dict[int, int] = {}  # of a time-sliced GPU: the team that has it
-        self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
-        accepts = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
-        for host, start, end in self.maintenance:
-            if start <= self.now < end:
-                accepts[host] = False
-        well = np.array([u.well for u in self.units], dtype=np.bool_)
-        self.accepts: Mask = accepts
-        # In service: a host that takes work, maintenance apart, which has an end; usable: right now.
-        open_ = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
-        self.in_service: Mask = well & open_[self.host_of] if len(self.units) else well
-        self.usable: Mask = well & accepts[self.host_of] if len(self.units) else well
-        self.cpu_free: Ints = np.array([h.cpu_milli or NEVER for h in self.hosts], dtype=np.int64)
-        self.memory_free: Ints = np.array([h.memory_mib or NEVER for h in self.hosts], dtype=np.int64)
-        self.cpu_whole, self.memory_whole = self.cpu_free.copy(), self.memory_free.copy()
-
-    def _read_holders(self) -> None:
-        self.holder: Ints = np.full(len(self.units), NOBODY, dtype=np.int64)
-        self.units_of: list[list[int]] = []
-        for i, running in enumerate(self.running):
-            held = [self.unit_index[u] for u in running.units if u in self.unit_index]
-            self.units_of.append(held)
-            self.holder[held] = i
-            self._take(held, running.team, running.cpu_milli, running.memory_mib)
-            for unit in held:
-                slots, key = int(self.slots[unit]), (running.team, self.model_of(unit))
-                if running.reservation is None:
-                    self.ledger.held[key] += slots
-                    self.ledger.standing[key] += slots
-                    self.ledger.firm[key] += 0 if running.preemptible else slots
-                    if running.stopping:
-                        self.ledger.leaving[key] += slots
-                self.ledger.held_by_user[running.user] += slots
+        shares = self.ground.time_sliced[self.holder[self.ground.time_sliced] >= 0]
+        for unit in shares[np.argsort(self.holder[shares], kind="stable")].tolist():
+            self.gpu_teams[int(self.gpu_of[unit])] = int(self.run_team[self.holder[unit]])
 
     def _read_promises(self) -> None:
         self.bound: Ints = np.zeros(len(self.units), dtype=np.int64)
         self.kept: Ints = np.zeros(len(self.units), dtype=np.int64)
         self.reserved_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
         self.reserved_for: Ints = np.zeros(len(self.units), dtype=np.int64)
-        self.maintenance_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
         self.hold_from: Ints = np.full(len(self.units), NEVER, dtype=np.int64)
         for reservation in self.reservations:
             if reservation.units:
                 self._mark_bound(reservation, [self.unit_index[u] for u in reservation.units if u in self.unit_index])
-        for host, start, _end in reversed(self.maintenance):
-            if start > self.now:
-                self.maintenance_from[self.first_unit[host] : self.first_unit[host + 1]] = start
-        for queued in self.queued:
-            for unit in queued.earmarked_units:
-                if unit in self.unit_index:
-                    self.kept[self.unit_index[unit]] = queued.id
-        self.keepers: set[int] = {queued.id for queued in self.queued if queued.earmarked_units}
-        waiting = {queued.id for queued in self.queued}
-        for i, running in enumerate(self.running):
-            if running.stopping and running.evicted_for_workload in waiting:
-                self.kept[self.units_of[i]] = running.evicted_for_workload
-                self.keepers.add(running.evicted_for_workload)
+        waiting, earmarked = self.facts.queue.by_id, self.facts.queue.earmarked
+        self.keepers: set[int] = set(earmarked)
+        for workload in sorted(earmarked):
+            self.kept[[self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]] = (
+                workload
+            )
+        self.leaving_for: dict[int, list[int]] = {}
+        self.leaving_freely: list[int] = []  # told to go, for nobody who still waits
+        for i in np.flatnonzero(self.table[STOPPING]).tolist():
+            beneficiary = self.running[i].evicted_for_workload
+            if beneficiary in waiting and beneficiary is not None:
+                self.kept[self.units_of[i]] = beneficiary
+                self.keepers.add(beneficiary)
+                self.leaving_for.setdefault(beneficiary, []).append(i)
+            elif self.running[i].evicted_for_reservation is None:
+                self.leaving_freely.append(i)
 
     def _mark_bound(self, reservation: Reservation, units: list[int]) -> None:
         self.bound[units] = reservation.id
         for unit in units:
-            key, slots = (reservation.team, self.model_of(unit)), int(self.slots[unit])
-            self.ledger.held[key] += slots
-            self.ledger.firm[key] += slots
-            self.ledger.standing[key] += slots
+            self.ledger.bind(reservation.team, self.model_of(unit), int(self.slots[unit]))
 
     def _take(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
         """Account for a holder's GPUs, CPU and memory."""
@@ -205,97 +184,76 @@ class Board:
             if self.units[unit].profile.startswith("share"):
                 self.gpu_teams[gpu] = team
 
-    def _read_evictable(self) -> None:
-        """Running work as arrays, for searches over all of it; and cheap facts that rule out most searches."""
-        running = self.running
-        self.run_team: Ints = np.array([r.team for r in running], dtype=np.int64)
-        self.run_priority: Ints = np.array([r.priority for r in running], dtype=np.int64)
-        self.run_id: Ints = np.array([r.id for r in running], dtype=np.int64)
-        self.run_reservation: Ints = np.array([r.reservation or 0 for r in running], dtype=np.int64)
-        self.run_slots: Ints = np.array([int(self.slots[units].sum()) for units in self.units_of], dtype=np.int64)
-        since = np.array([max(r.started, r.checkpoint_at or r.started) for r in running], dtype=np.int64)
-        self.lost: Ints = np.maximum(0, self.now - since) * self.run_slots  # slot-seconds an eviction throws away
-        before = np.array([r.evictions for r in running], dtype=np.int64)
-        self.cost: Ints = self.lost + before * EVICTION_COST_SECONDS * self.run_slots  # what victims are chosen by
-        minimum = self.policy.minimum_runtime_seconds
-        self.evictable: Mask = np.array(
-            [r.preemptible and not r.stopping and self.now >= r.started + minimum for r in running], dtype=np.bool_
-        )
-        self.of_team: dict[int, list[int]] = {}
-        self.leaving_for: dict[int, list[int]] = {}
-        self.leaving_freely: list[int] = []  # told to go, for nobody who still waits
-        waiting = {queued.id for queued in self.queued}
-        for i, one in enumerate(running):
-            self.of_team.setdefault(one.team, []).append(i)
-            if one.stopping and one.evicted_for_workload in waiting:
-                self.leaving_for.setdefault(one.evicted_for_workload or 0, []).append(i)
-            elif one.stopping and one.evicted_for_reservation is None:
-                self.leaving_freely.append(i)
-        can_go = [i for i in range(len(running)) if self.evictable[i]]
-        self.lowest_priority: dict[int, int] = {}  # team -> lowest priority of its evictable work
-        for i in can_go:
-            team = running[i].team
-            self.lowest_priority[team] = min(self.lowest_priority.get(team, running[i].priority), running[i].priority)
-        borrowing = {(running[i].team, self.model_of(u)) for i in can_go for u in self.units_of[i]}
-        self.someone_borrows = any(self.ledger.excess(team, model) > 0 for team, model in borrowing)
+    # -- what follows from the facts, when somebody asks ------------------------------------------------------------
+
+    @property
+    def queued(self) -> list[Queued]:
+        """All that wait, by id."""
+        return self.facts.queue.rows()
+
+    @cached_property
+    def expected_end(self) -> Ints:
+        """When each running workload is expected to be gone: its prediction, doubled whenever it is overrun, at most its
+        limit; by the deadline when it was told to go."""
+        table, now = self.table, self.now
+        overrun = np.maximum(now + 1, np.minimum(table[UNTIL], now + (now - table[STARTED])))
+        by_itself = np.where(table[PREDICTED] > now, table[PREDICTED], overrun)
+        told = np.where(table[STOP_BY] < NEVER, np.maximum(now + 1, table[STOP_BY]), now + 1)
+        ends: Ints = np.where(table[STOPPING] == 1, told, by_itself)
+        return ends
+
+    @cached_property
+    def of_team(self) -> dict[int, list[int]]:
+        """Each team's running work."""
+        found: dict[int, list[int]] = {}
+        for i, team in enumerate(self.run_team.tolist()):
+            found.setdefault(team, []).append(i)
+        return found
+
+    @cached_property
+    def lowest_priority(self) -> dict[int, int]:
+        """The lowest priority of each team's work that could be told to go when the cycle began."""
+        found: dict[int, int] = {}
+        for i in np.flatnonzero(self.evictable).tolist():
+            team, priority = int(self.run_team[i]), int(self.run_priority[i])
+            found[team] = min(found.get(team, priority), priority)
+        return found
+
+    @cached_property
+    def someone_borrows(self) -> bool:
+        """Does a team hold more than its guarantee, with work among it that could be told to go?"""
+        held = np.flatnonzero(self.holder >= 0)
+        held = held[self.holder[held] < len(self.running)]
+        held = held[self.evictable[self.holder[held]]]
+        pairs = set(zip(self.run_team[self.holder[held]].tolist(), self.kind[held].tolist(), strict=True))
+        return any(self.ledger.excess(team, self.kinds[kind].model) > 0 for team, kind in pairs)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
     def model_of(self, unit: int) -> str:
         return self.units[unit].model
 
-    def ask_number(self, ask: Ask) -> int:
-        """The same for equal asks. Found by the object first: hashing an ask took a tenth of a cycle."""
-        number = self._ask_numbers_by_row.get(id(ask))
-        if number is None:
-            number = self._ask_numbers.setdefault(ask, len(self._ask_numbers))
-            self._ask_numbers_by_row[id(ask)] = number
-            self._asks_seen.append(ask)  # kept, so that no other object gets its id
-        return number
-
-    def kinds_for(self, ask: Ask) -> list[int]:
-        """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""
-        number = self.ask_number(ask)
-        known = self._kinds_of.get(number)
-        if known is None:
-            fitting = [
-                i
-                for i, kind in enumerate(self.kinds)
-                if kind.profile == ask.profile
-                and kind.memory_mib >= ask.min_memory_mib
-                and kind.compute_capability >= ask.min_compute_capability
-                and (not ask.models or kind.model in ask.models)
-            ]
-            if ask.models:
-                fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
-            known = self._kinds_of[number] = fitting
-        return known
-
-    def label_mask(self, labels: frozenset[tuple[str, str]]) -> Mask:
-        """Which hosts carry every one of these labels."""
-        known = self._label_masks.get(labels)
-        if known is None:
-            known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
-        return known
-
-    def fitting(self, ask: Ask) -> Mask:
-        """The units of every kind that serves an ask."""
-        number = self.ask_number(ask)
-        known = self._fitting.get(number)
-        if known is None:
-            known = self._fitting[number] = np.isin(self.kind, np.array(self.kinds_for(ask), dtype=np.int64))
-        return known
+    def promise_times(self, what: str) -> list[int]:
+        """The moments from which units are promised to a sort of others, in order."""
+        times = self._promise_times.get(what)
+        if times is None:
+            found = self.promised_from[what]
+            times = self._promise_times[what] = np.unique(found[found < NEVER]).tolist()
+        return times
 
     def next_promise(self, what: str, time: int) -> int:
         """The first promise of a sort at or after ``time``, NEVER if all are before; 0 when none is before it."""
-        times = self._promise_times.get(what)
-        if times is None:
-            times = [int(t) for t in np.unique(self.promised_from[what]) if t < NEVER]
-            self._promise_times[what] = times
+        times = self.promise_times(what)
         if not times or times[0] >= time:
             return 0
         place = bisect_left(times, time)
         return times[place] if place < len(times) else NEVER
+
+    def shortest_alike(self, seconds: int) -> int:
+        """The shortest expected run time that may use the same units set aside for others as one of ``seconds``."""
+        times = self.promise_times(HOLDS)
+        place = bisect_left(times, self.now + seconds)
+        return times[place - 1] - self.now + 1 if place else 0
 
     def clear_of(self, bounds: tuple[int, ...]) -> Mask | None:
         """Units promised no sooner than the bounds for holds, maintenance and reservations; 0 is no bound, None all."""
@@ -334,8 +292,7 @@ class Board:
         for unit in units:
             slots = int(self.slots[unit])
             if queued.reservation is None:
-                self.ledger.held[queued.team, self.model_of(unit)] += slots
-                self.ledger.firm[queued.team, self.model_of(unit)] += 0 if queued.preemptible else slots
+                self.ledger.give(queued.team, self.model_of(unit), slots, queued.preemptible)
             self.ledger.held_by_user[queued.user] += slots
         self.predicted[queued.id] = queued.predicted_seconds
         self.placements.append(placement)

@@ -10,7 +10,8 @@ from collections.abc import Hashable
 from scheduler.core import fit, preempt
 from scheduler.core.board import Board
 from scheduler.core.fairshare import NO_LIMIT, Room
-from scheduler.core.model import Eviction, Placement, PoolKind, Priority, Queued
+from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Priority, Queued
+from scheduler.core.ordering import Alike
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
 from scheduler.core.waiting import Waiting, room_for, within_caps
@@ -86,6 +87,20 @@ class Cycle:
             above = room.held + self.board.need_slots(queued.ask, kind) > room.guaranteed
             return Code.OUTRANKED_WITHIN_TEAM if above else Code.RECLAIMED_GUARANTEE
         return Code.FREE_BORROWED if room.borrowed else Code.FREE_WITHIN_GUARANTEE
+
+    def who_else_gets_nothing(self, queued: Queued) -> Alike:
+        """Of a refused workload's equals, those that need not be looked at. Only when nobody wants to be told why, and
+        none of them could have others evicted or units set aside."""
+        board, kinds = self.board, self.board.kinds_for(queued.ask)
+        if self.waiting.explain or any(preempt.may_evict_somebody(board, queued, kind) for kind in kinds):
+            return Alike.NOBODY
+        allowed = [kind for kind in kinds if room_for(board, queued, kind).allowed and within_caps(board, queued, kind)]
+        if not allowed:
+            return Alike.ALL
+        if self.waiting.may_hold:
+            return Alike.NOBODY
+        fits = any(enough_hosts(board, queued.ask, kind) for kind in allowed)
+        return Alike.AS_LONG if fits else Alike.ALL
 
     # -- room made by eviction --------------------------------------------------------------------------------------
 
@@ -168,3 +183,8 @@ class Cycle:
             self.waiting.note_leaving(running.team)
             board.evict(victim, Eviction(running.id, queued.id, None, code, stop_at, why))
         self.waiting.wait_for(queued, kind, made.units, made.victims)
+
+
+def enough_hosts(board: Board, ask: Ask, kind: int) -> bool:
+    """Would an ask fit on what is free, if none of it was promised to others?"""
+    return int(fit.suitable_hosts(board, ask, board.counts[kind]).sum()) >= ask.hosts

@@ -7,11 +7,14 @@ held by its team from the moment its units are bound; work inside it is not coun
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.core.model import Pool, PoolKind, Quota, Snapshot
+from scheduler.core.model import Pool, PoolKind, Quota, Running
 
 NO_LIMIT = 1 << 60
+
+Claim = tuple[int, str]  # (team, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +31,62 @@ class Room:
     firm: bool
 
 
-class Ledger:
-    """What each team and user of one pool holds, and may hold, while a plan is being made."""
+class Held:
+    """What the running work of each team and user holds, in slots."""
 
-    def __init__(self, pool: Pool, quotas: tuple[Quota, ...]) -> None:
-        self.pool = pool
-        self.guaranteed: dict[tuple[int, str], int] = {}
-        self.limit: dict[tuple[int, str], int] = {}
-        self.held: dict[tuple[int, str], int] = defaultdict(int)
-        self.firm: dict[tuple[int, str], int] = defaultdict(
-            int
-        )  # of that: reservations and work that may not be evicted
-        self.standing: dict[tuple[int, str], int] = defaultdict(int)  # held before this plan gave anything out
-        self.leaving: dict[tuple[int, str], int] = defaultdict(int)
-        self.held_by_user: dict[int, int] = defaultdict(int)
+    def __init__(self) -> None:
+        self.by_team: dict[Claim, int] = defaultdict(int)  # outside reservations
+        self.firm: dict[Claim, int] = defaultdict(int)  # of that: work that may not be evicted
+        self.leaving: dict[Claim, int] = defaultdict(int)  # of that: told to go
+        self.by_user: dict[int, int] = defaultdict(int)  # reservations or not
+
+    def add(self, running: Running, model: str, slots: int) -> None:
+        """Count so many slots of a model in that a workload holds, or out when negative."""
+        self.by_user[running.user] += slots
+        if running.reservation is None:
+            claim = running.team, model
+            self.by_team[claim] += slots
+            self.firm[claim] += 0 if running.preemptible else slots
+            self.leaving[claim] += slots if running.stopping else 0
+
+
+class Quotas:
+    """What the teams of one pool may hold, in slots."""
+
+    def __init__(self, pool: Pool, quotas: Iterable[Quota]) -> None:
+        self.guaranteed: dict[Claim, int] = {}
+        self.limit: dict[Claim, int] = {}
         for quota in quotas:
             if quota.pool == pool.id:
                 key = (quota.team, quota.model)
                 self.guaranteed[key] = quota.guaranteed
                 self.limit[key] = NO_LIMIT if quota.borrow_limit is None else quota.guaranteed + quota.borrow_limit
-        self.teams_with_quota = {team for team, _ in self.guaranteed}
+        self.teams = {team for team, _ in self.guaranteed}
+
+
+class Ledger:
+    """What each team and user of one pool holds, and may hold, while a plan is being made."""
+
+    def __init__(self, pool: Pool, quotas: Quotas, held: Held) -> None:
+        self.pool = pool
+        self.guaranteed, self.limit, self.teams_with_quota = quotas.guaranteed, quotas.limit, quotas.teams
+        self.held = held.by_team.copy()  # with bound reservations, and what this plan gives out
+        self.firm = held.firm.copy()  # of that: reservations and work that may not be evicted
+        self.standing = held.by_team.copy()  # held before this plan gave anything out
+        self.leaving = held.leaving.copy()
+        self.held_by_user = held.by_user.copy()
+        self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
+
+    def give(self, team: int, model: str, slots: int, preemptible: bool) -> None:
+        """A team gets slots, or is promised them."""
+        self.held[team, model] += slots
+        self.firm[team, model] += 0 if preemptible else slots
+        self.version[team] += 1
+
+    def bind(self, team: int, model: str, slots: int) -> None:
+        """A team's reservation has its units."""
+        self.give(team, model, slots, preemptible=False)
+        self.standing[team, model] += slots
 
     def guarantee(self, team: int, model: str) -> int:
         """Slots the team may always have; a static pool is wholly its owner's."""
@@ -86,10 +125,3 @@ class Ledger:
     def user_cap_left(self, user: int) -> int:
         cap = self.pool.policy.most_slots_per_user
         return NO_LIMIT if cap is None else cap - self.held_by_user[user]
-
-
-def shares(snapshot: Snapshot, pool: int) -> dict[int, float]:
-    """Decayed use by weight of every team in a pool: the lower, the sooner it borrows next."""
-    weight = {team.id: max(1, team.weight) for team in snapshot.teams}
-    used = {use.team: use.slot_seconds for use in snapshot.decayed_use if use.pool == pool}
-    return {team: used.get(team, 0.0) / weight[team] for team in weight}

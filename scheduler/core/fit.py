@@ -150,10 +150,10 @@ def waste_table(board: Board) -> list[int]:
     """``table[k]``: expected idle units, in thousandths, once a host with k free ones was filled by the mix of asks."""
     if board.waste is None:
         mix = Counter({1: 1})  # a pool nobody asked anything of is judged by single units
-        for queued in board.queued:
-            mix[queued.ask.units] += queued.ask.hosts
-        for units in board.units_of:
-            mix.update(Counter(int(h) for h in board.host_of[units]).values())
+        for ask, count in board.facts.queue.asks():
+            mix[ask.units] += ask.hosts * count
+        for (_, units, _, _), count in board.facts.occupancy.shapes.items():
+            mix[units] += count
         largest = int(np.diff(board.first_unit).max(initial=0))
         total = sum(mix.values())
         board.waste = [sum(p * (k % n) for n, p in mix.items()) * 1000 // total for k in range(largest + 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from scheduler.core.board import Board
 from scheduler.core.model import Numbers, PoolKind, Queued, Refusal
+from scheduler.core.ordering import Group
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import never_fits, numbers
 
@@ -76,13 +77,21 @@ class Gates:
         return Code.NO_QUOTA, numbers(models=models, pool=board.pool.id, team=queued.team)
 
 
-def turn_away(board: Board) -> list[Queued]:
-    """Refuse what could not start whatever was free; the rest may stand in line."""
-    gates, eligible = Gates(board), []
-    for queued in board.queued:
-        refusal = gates.turned_away(queued)
+def turn_away(board: Board, explain: bool) -> tuple[list[Group], list[Queued]]:
+    """Refuse what could not start whatever was free, aloud if ``explain``; the rest may stand in line: groups of equals,
+    and what stands apart."""
+    gates, queue = Gates(board), board.facts.queue
+    groups, singles = [], []
+    for group in queue.groups.values():
+        if gates.turned_away(group.first) is None:
+            groups.append(group)
+        elif explain:
+            refusals = (gates.turned_away(queued) for _, _, queued in group.members)
+            board.refusals += [refusal for refusal in refusals if refusal is not None]
+    for workload in sorted(queue.apart):
+        refusal = gates.turned_away(queue.apart[workload])
         if refusal is None:
-            eligible.append(queued)
-        else:
+            singles.append(queue.apart[workload])
+        elif explain:
             board.refusals.append(refusal)
-    return eligible
+    return groups, singles

@@ -10,11 +10,18 @@ submit time plus ten times its expected run time, never more than 48 hours extra
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from scheduler.core.board import Board
-from scheduler.core.model import SLOTS_PER_GPU, Queued
+from scheduler.core.ground import Ground
+from scheduler.core.model import SLOTS_PER_GPU, Ask, Policy, Queued
+
+if TYPE_CHECKING:
+    from scheduler.core.board import Board
 
 STRETCH = 10
 LONGEST_STRETCH = 48 * 3600
@@ -30,25 +37,13 @@ def place_in_line(queued: Queued) -> int:
     return queued.submitted + min(STRETCH * queued.predicted_seconds, LONGEST_STRETCH)
 
 
-def within_team(queue: list[Queued], now: int) -> list[Queued]:
-    """One team's queue: priority first, then what waited too long, then ``place_in_line``."""
-    aged: set[int] = set()
-    for priority in {queued.priority for queued in queue}:
-        peers = [q for q in queue if q.priority == priority]
-        for candidates, after in (
-            (peers, OLDEST_AFTER),
-            ([q for q in peers if q.ask.total_units > LARGE_UNITS], LARGE_OLDEST_AFTER),
-        ):
-            oldest = min(candidates, key=lambda q: (q.submitted, q.id), default=None)
-            if oldest is not None and now - oldest.submitted > after:
-                aged.add(oldest.id)
+def is_large(queued: Queued) -> bool:
+    return queued.ask.total_units > LARGE_UNITS
 
-    def key(queued: Queued) -> tuple[int, int, int, int]:
-        if queued.id in aged:
-            return -queued.priority, 0, queued.submitted, queued.id
-        return -queued.priority, 1, place_in_line(queued), queued.id
 
-    return sorted(queue, key=key)
+def expected_seconds(queued: Queued) -> int:
+    """How long a workload is expected to run at the longest: twice the prediction, never above its limit."""
+    return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
 
 
 def expected_slot_seconds(board: Board, queued: Queued) -> int:
@@ -58,15 +53,234 @@ def expected_slot_seconds(board: Board, queued: Queued) -> int:
     return slots * min(queued.predicted_seconds, board.policy.half_life_seconds)
 
 
+class Group:
+    """Waiting work that differs only in its times: what one of them can't get, no other can that takes as long."""
+
+    def __init__(self) -> None:
+        self.members: list[tuple[int, int, Queued]] = []  # (place in line, id, row), in order
+        self.ages: list[tuple[int, int, Queued]] = []  # (submitted, id, row), in order
+
+    def add(self, queued: Queued) -> None:
+        insort(self.members, (place_in_line(queued), queued.id, queued))
+        insort(self.ages, (queued.submitted, queued.id, queued))
+
+    def remove(self, queued: Queued) -> None:
+        del self.members[bisect_left(self.members, (place_in_line(queued), queued.id))]
+        del self.ages[bisect_left(self.ages, (queued.submitted, queued.id))]
+
+    @property
+    def first(self) -> Queued:
+        return self.members[0][2]
+
+    def oldest(self, without: AbstractSet[int]) -> tuple[int, int, Queued] | None:
+        """(submitted, id, row) of the oldest member that is not among ``without``."""
+        return next((age for age in self.ages if age[1] not in without), None)
+
+
+class Queue:
+    """The waiting work of one pool, kept in groups; what has a gate, a back-off or a reservation stands apart."""
+
+    def __init__(self, ground: Ground, policy: Policy) -> None:
+        self.ground, self.policy = ground, policy
+        self.by_id: dict[int, Queued] = {}
+        self.groups: dict[Hashable, Group] = {}
+        self.apart: dict[int, Queued] = {}  # looked at one by one in every cycle
+        self.earmarked: dict[int, Queued] = {}  # those that units are kept for
+
+    def change(self, gone: Iterable[int], rows: Iterable[Queued]) -> None:
+        """Workloads that wait no longer, by id, and those that are new or changed."""
+        for workload in gone:
+            if workload in self.by_id:
+                self._remove(self.by_id[workload])
+        for row in rows:
+            if row.id in self.by_id:
+                self._remove(self.by_id[row.id])
+            self._add(row)
+
+    def _add(self, queued: Queued) -> None:
+        self.by_id[queued.id] = queued
+        if self._stands_apart(queued):
+            self.apart[queued.id] = queued
+        else:
+            self.groups.setdefault(self._key(queued), Group()).add(queued)
+        if queued.earmarked_units:
+            self.earmarked[queued.id] = queued
+
+    def _remove(self, queued: Queued) -> None:
+        del self.by_id[queued.id]
+        self.earmarked.pop(queued.id, None)
+        if self.apart.pop(queued.id, None) is None:
+            key = self._key(queued)
+            self.groups[key].remove(queued)
+            if not self.groups[key].members:
+                del self.groups[key]
+
+    def _stands_apart(self, queued: Queued) -> bool:
+        too_long = queued.max_runtime_seconds > self.policy.longest_runtime_seconds
+        return bool(queued.gate) or queued.not_before > 0 or queued.reservation is not None or too_long
+
+    def those_in(self, groups: list[Group], workloads: AbstractSet[int]) -> list[Queued]:
+        """Of these workloads, those that stand in one of the groups."""
+        standing = {id(group) for group in groups}
+        rows = [self.by_id[workload] for workload in sorted(workloads) if workload not in self.apart]
+        return [row for row in rows if id(self.groups[self._key(row)]) in standing]
+
+    def asks(self) -> Iterator[tuple[Ask, int]]:
+        """Every ask that waits, and how often; equal asks may come up more than once."""
+        for group in self.groups.values():
+            yield group.first.ask, len(group.members)
+        for queued in self.apart.values():
+            yield queued.ask, 1
+
+    def rows(self) -> list[Queued]:
+        """All of them, in the order of their ids."""
+        return [self.by_id[workload] for workload in sorted(self.by_id)]
+
+    def _key(self, queued: Queued) -> Hashable:
+        user = 0 if self.policy.most_slots_per_user is None else queued.user
+        number = self.ground.ask_number(queued.ask)
+        who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.evicted_by
+        return number, who
+
+
+class TeamLine:
+    """One team's queue in one lane: priority first, then what waited too long, then the place in line."""
+
+    def __init__(self, groups: list[Group], now: int, elsewhere: AbstractSet[int], hopeless: Hopeless) -> None:
+        self.now, self.elsewhere, self.hopeless = now, elsewhere, hopeless
+        self.by_priority: dict[int, list[Group]] = defaultdict(list)
+        for group in groups:
+            self.by_priority[group.first.priority].append(group)
+        self.skipped: dict[int, Queued] = {}  # group -> the last of it that was passed over since the last turn
+        self._turns = self._in_order()
+
+    def next(self) -> tuple[Queued, Group, list[Queued]] | None:
+        """Whose turn it is, its group, and the last of each group passed over on the way to it."""
+        found = next(self._turns, None)
+        if found is None:
+            return None
+        skipped, self.skipped = list(self.skipped.values()), {}
+        return *found, skipped
+
+    def _in_order(self) -> Iterator[tuple[Queued, Group]]:
+        for priority in sorted(self.by_priority, reverse=True):
+            groups = self.by_priority[priority]
+            aged = self._aged(groups)
+            yield from aged
+            yield from self._by_place(groups, self.elsewhere | {queued.id for queued, _ in aged})
+
+    def _aged(self, groups: list[Group]) -> list[tuple[Queued, Group]]:
+        """The oldest when it waited too long, and the oldest large one, in order of submission."""
+        found: dict[tuple[int, int], tuple[Queued, Group]] = {}
+        for candidates, after in (
+            (groups, OLDEST_AFTER),
+            ([group for group in groups if is_large(group.first)], LARGE_OLDEST_AFTER),
+        ):
+            oldest = [(group.oldest(self.elsewhere), group) for group in candidates]
+            known = [(age[:2], age[2], group) for age, group in oldest if age is not None]
+            if known:
+                since, queued, group = min(known, key=lambda one: one[0])
+                if self.now - since[0] > after:
+                    found[since] = queued, group
+        return [found[since] for since in sorted(found)]
+
+    def _by_place(self, groups: list[Group], elsewhere: AbstractSet[int]) -> Iterator[tuple[Queued, Group]]:
+        """The groups merged, those left out that are known to get nothing: for a long queue that is nearly all of it."""
+        heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
+        heapq.heapify(heap)
+        given_up: dict[int, int] = {}  # group -> from which member on
+        while heap:
+            place, workload, number, at = heap[0]
+            group = groups[number]
+            if self.hopeless.whole(group):
+                heapq.heappop(heap)
+                given_up[number] = at
+                continue
+            queued = group.members[at][2]
+            if at + 1 < len(group.members):
+                heapq.heapreplace(heap, (*group.members[at + 1][:2], number, at + 1))
+            else:
+                heapq.heappop(heap)
+            if workload in elsewhere:
+                continue
+            if self.hopeless.has(group, queued):
+                self.skipped[id(group)] = queued
+                continue
+            for other, reached in given_up.items():
+                given_up[other] = self._skip(groups[other], reached, (place, workload), elsewhere)
+            yield queued, group
+        for other, reached in given_up.items():
+            self._skip(groups[other], reached, None, elsewhere)
+
+    def _skip(self, group: Group, reached: int, before: tuple[int, int] | None, elsewhere: AbstractSet[int]) -> int:
+        """Pass over a given-up group's members as far as ``before``."""
+        to = len(group.members) if before is None else bisect_left(group.members, before)
+        for at in range(to - 1, reached - 1, -1):
+            if group.members[at][1] not in elsewhere:
+                self.skipped[id(group)] = group.members[at][2]
+                break
+        return to
+
+
+class Alike(Enum):
+    """Of a group, those of whom the same is known as of one of them."""
+
+    NOBODY = "nobody"
+    AS_LONG = "as long"  # who is expected to run, and may run, at least as long
+    ALL = "all"
+
+
+class Hopeless:
+    """What is known in one cycle of groups that get nothing more: nobody of them, or nobody who runs as long.
+
+    Units are only taken within a cycle, and who runs longer may use fewer of those promised to others.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._whole: set[int] = set()
+        self._from: dict[int, list[tuple[int, int]]] = {}  # group -> (expected, longest) run times, in seconds
+
+    def note(self, group: Group, queued: Queued, alike: Alike) -> None:
+        """A member got nothing, and so will those alike."""
+        if alike is Alike.ALL:
+            self._whole.add(id(group))
+        elif alike is Alike.AS_LONG:
+            times = self.board.shortest_alike(expected_seconds(queued)), queued.max_runtime_seconds
+            self._from.setdefault(id(group), []).append(times)
+
+    def whole(self, group: Group) -> bool:
+        return id(group) in self._whole
+
+    def has(self, group: Group, queued: Queued) -> bool:
+        known = self._from.get(id(group))
+        if known is None:
+            return False
+        expected, longest = expected_seconds(queued), queued.max_runtime_seconds
+        return any(expected >= shorter and longest >= limit for shorter, limit in known)
+
+
 class Line:
     """The queue of one pool, handed out one by one; a team's turn depends on what it was given so far."""
 
-    def __init__(self, board: Board, eligible: list[Queued], shares: dict[int, float], weights: dict[int, int]) -> None:
-        self.board, self.shares, self.weights = board, dict(shares), weights
-        by_team: dict[tuple[int, int], list[Queued]] = defaultdict(list)
-        for queued in eligible:
-            by_team[self._lane(queued), queued.team].append(queued)
-        self.lines = {key: iter(within_team(queue, board.now)) for key, queue in by_team.items()}
+    def __init__(self, board: Board, groups: list[Group], singles: list[Queued]) -> None:
+        """``groups`` and ``singles`` (what stands apart) are those who may stand in line; the rest was turned away."""
+        self.board, self.shares, self.weights = board, dict(board.facts.shares), board.facts.weights
+        self.hopeless = Hopeless(board)
+        self.group: Group | None = None  # that of whose turn it is
+        self._claims: dict[tuple[int, int], tuple[int, int]] = {}
+        by_team: dict[tuple[int, int], list[Group]] = defaultdict(list)
+        for group in groups:
+            by_team[2, group.first.team].append(group)
+        for queued in (*singles, *board.facts.queue.those_in(groups, board.keepers)):
+            alone = Group()
+            alone.add(queued)
+            by_team[self._lane(queued), queued.team].append(alone)
+        nobody: AbstractSet[int] = frozenset()
+        self.lines = {
+            (lane, team): TeamLine(mine, board.now, board.keepers if lane == 2 else nobody, self.hopeless)
+            for (lane, team), mine in by_team.items()
+        }
 
     def _lane(self, queued: Queued) -> int:
         if queued.reservation is not None:
@@ -74,18 +288,21 @@ class Line:
         return 1 if queued.id in self.board.keepers else 2
 
     def __iter__(self) -> Iterator[Queued]:
-        heap: list[tuple[TeamKey, tuple[int, int], Queued]] = []
+        heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]] = []
         for lane_team in sorted(self.lines):
             self._push(heap, lane_team)
         while heap:
-            _, lane_team, queued = heapq.heappop(heap)
+            _, lane_team, queued, self.group = heapq.heappop(heap)
             yield queued
             self._push(heap, lane_team)
 
-    def _push(self, heap: list[tuple[TeamKey, tuple[int, int], Queued]], lane_team: tuple[int, int]) -> None:
-        queued = next(self.lines[lane_team], None)
-        if queued is not None:
-            heapq.heappush(heap, (self._key(lane_team[0], queued), lane_team, queued))
+    def _push(self, heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]], lane_team: tuple[int, int]) -> None:
+        found = self.lines[lane_team].next()
+        if found is not None:
+            queued, group, skipped = found
+            # Its turn does not come before that of those in front of it, looked at or passed over.
+            key = max(self._key(lane_team[0], one) for one in (queued, *skipped))
+            heapq.heappush(heap, (key, lane_team, queued, group))
 
     def _key(self, lane: int, queued: Queued) -> TeamKey:
         """Lane, the team's claim, fair share among borrowers, place in line, id."""
@@ -95,6 +312,13 @@ class Line:
 
     def _claim(self, queued: Queued) -> int:
         """0 wholly within the guarantee, 1 of a team below its guarantee, 2 borrowing."""
+        ledger, number = self.board.ledger, self.board.ask_number(queued.ask)
+        known = self._claims.get((queued.team, number))
+        if known is None or known[0] != ledger.version[queued.team]:
+            known = self._claims[queued.team, number] = ledger.version[queued.team], self._claim_now(queued)
+        return known[1]
+
+    def _claim_now(self, queued: Queued) -> int:
         ledger, best = self.board.ledger, 2
         for kind in self.board.kinds_for(queued.ask):
             model = self.board.kinds[kind].model
@@ -108,3 +332,8 @@ class Line:
         """Tell the line that a workload was given its units."""
         added = expected_slot_seconds(self.board, queued) / max(1, self.weights.get(queued.team, 1))
         self.shares[queued.team] = self.shares.get(queued.team, 0.0) + added
+
+    def got_nothing(self, queued: Queued, alike: Alike) -> None:
+        """Nor will those of its group that are alike: they are passed over from now on."""
+        if self.group is not None:
+            self.hopeless.note(self.group, queued, alike)

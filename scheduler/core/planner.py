@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from scheduler.core.board import Board
 from scheduler.core.decide import Cycle
-from scheduler.core.fairshare import shares
 from scheduler.core.gates import turn_away
 from scheduler.core.holding import keep_reservations
-from scheduler.core.model import Plan, Pool, Refusal, Snapshot
+from scheduler.core.model import Plan, Queued, Refusal, Snapshot
 from scheduler.core.ordering import Line
+from scheduler.core.poolfacts import PoolFacts
 from scheduler.core.reasons import Code
 from scheduler.core.waiting import Waiting
 
@@ -20,33 +20,39 @@ from scheduler.core.waiting import Waiting
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
     """What to start, stop, bind and refuse at ``now``. The order of the snapshot's rows does not matter.
 
-    ``explain=False`` gives the same decisions sooner, for simulations whose refusals nobody reads: they say no more than
-    that a workload waits.
+    ``explain=False`` gives the same decisions sooner, for simulations whose refusals nobody reads: of these only those
+    are named for which units are kept or set aside.
     """
-    boards = [plan_pool(snapshot, pool, now, explain) for pool in sorted(snapshot.pools, key=lambda p: p.id)]
-    known = {pool.id for pool in snapshot.pools}
-    homeless = [Refusal(q.id, Code.NOT_YOUR_POOL, (("pool", q.pool),)) for q in snapshot.queued if q.pool not in known]
+    pools = {pool.id: PoolFacts(snapshot, pool) for pool in snapshot.pools}
+    homeless = [queued for queued in snapshot.queued if queued.pool not in pools]
+    return plan_pools(snapshot.epoch, list(pools.values()), homeless, now, explain)
+
+
+def plan_pools(epoch: int, pools: list[PoolFacts], homeless: list[Queued], now: int, explain: bool) -> Plan:
+    """The same, from the facts of each pool; ``homeless`` is what waits in none of them."""
+    boards = [plan_pool(facts, now, explain) for facts in pools]
+    nowhere = [Refusal(queued.id, Code.NOT_YOUR_POOL, (("pool", queued.pool),)) for queued in homeless if explain]
     return Plan(
-        snapshot.epoch,
+        epoch,
         placements=tuple(sorted((p for b in boards for p in b.placements), key=lambda p: p.workload)),
         evictions=tuple(sorted((e for b in boards for e in b.evictions), key=lambda e: e.workload)),
-        refusals=tuple(sorted([r for b in boards for r in b.refusals] + homeless, key=lambda r: r.workload)),
+        refusals=tuple(sorted([r for b in boards for r in b.refusals] + nowhere, key=lambda r: r.workload)),
         bindings=tuple(sorted((x for b in boards for x in b.bindings), key=lambda x: x.reservation)),
         unbound=tuple(sorted((x for b in boards for x in b.unbound), key=lambda x: x.reservation)),
     )
 
 
-def plan_pool(snapshot: Snapshot, pool: Pool, now: int, explain: bool) -> Board:
+def plan_pool(facts: PoolFacts, now: int, explain: bool) -> Board:
     """One pool's part of the plan, on its board."""
-    board = Board(snapshot, pool, now)
+    board = Board(facts, facts.pool, now)
     promises = keep_reservations(board)
-    eligible = turn_away(board)
+    line = Line(board, *turn_away(board, explain))
     waiting = Waiting(board, promises, explain)
     cycle = Cycle(board, waiting)
-    line = Line(board, eligible, shares(snapshot, pool.id), {team.id: team.weight for team in snapshot.teams})
     for queued in line:
         if cycle.start_on_free_units(queued):
             line.started(queued)
         elif not cycle.make_room(queued):
             waiting.refuse(queued)
+            line.got_nothing(queued, cycle.who_else_gets_nothing(queued))
     return board

@@ -14,6 +14,7 @@ import numpy as np
 from scheduler.core import fit
 from scheduler.core.board import EVICTION_COST_SECONDS, NEVER, Board, Ints, Mask, both
 from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
+from scheduler.core.occupancy import EVICTIONS, PREEMPTIBLE, SAVED, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 
 WINDOW_STEP = 15 * 60
@@ -31,14 +32,16 @@ def lead_seconds(board: Board) -> int:
     return board.policy.notice_seconds + board.policy.grace_seconds
 
 
-def must_stay_until(board: Board, running: Running) -> int:
-    """Until when a workload holds its units: its limit, or for preemptible work the soonest it could be gone."""
-    if running.stopping:
-        return running.stop_by if running.stop_by is not None else board.now + board.policy.grace_seconds
-    if not running.preemptible:
-        return max(running.until, board.now + 1)
-    soonest = max(board.now, running.started + board.policy.minimum_runtime_seconds) + lead_seconds(board)
-    return min(max(running.until, board.now + 1), soonest)
+def must_stay_until(board: Board) -> Ints:
+    """Until when each running workload holds its units: its limit, or for preemptible work the soonest it could be
+    gone."""
+    table, now = board.table, board.now
+    limit = np.maximum(table[UNTIL], now + 1)
+    soonest = np.maximum(now, table[STARTED] + board.policy.minimum_runtime_seconds) + lead_seconds(board)
+    stays = np.where(table[PREEMPTIBLE] == 1, np.minimum(limit, soonest), limit)
+    told = np.where(table[STOP_BY] < NEVER, table[STOP_BY], now + board.policy.grace_seconds)
+    until: Ints = np.where(table[STOPPING] == 1, told, stays)
+    return until
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class Promises:
 
     def __init__(self, board: Board, exclude: int | None = None) -> None:
         self.board = board
-        self.fixed: list[Stretch] = []
+        self.fixed: list[Stretch] = []  # maintenance and reservations; running work is in ``held_until``
+        self.held_until = self._held_until(exclude)
         self.witness: dict[int, list[int]] = {}  # reservation -> units; absent when it can't be kept at present
         self._add_maintenance()
-        self._add_running(exclude)
         self._add_reservations(exclude)
 
     def _add_maintenance(self) -> None:
@@ -69,13 +72,27 @@ class Promises:
             for unit in range(int(board.first_unit[host]), int(board.first_unit[host + 1])):
                 self.fixed.append(Stretch(unit, start, end, None, None))
 
-    def _add_running(self, exclude: int | None) -> None:
-        for i, running in enumerate(self.board.running):
-            if running.reservation is not None and running.reservation != exclude:
-                continue  # its reservation is the promise
-            end = must_stay_until(self.board, running)
-            for unit in self.board.units_of[i]:
-                self.fixed.append(Stretch(unit, 0, end, running.team, None))
+    def _held_until(self, exclude: int | None) -> Ints:
+        """Per unit: until when running work must stay on it, 0 where there is none. Work inside a reservation does not
+        count: its reservation is the promise."""
+        board = self.board
+        until: Ints = np.zeros(len(board.units), dtype=np.int64)
+        held = np.flatnonzero(board.holder >= 0)
+        holder = board.holder[held]
+        counts = (board.run_reservation == 0) | (board.run_reservation == (exclude or 0))
+        held, holder = held[counts[holder]], holder[counts[holder]]
+        until[held] = must_stay_until(board)[holder]
+        return until
+
+    def stretches(self) -> list[Stretch]:
+        """Everything promised, running work and all."""
+        board = self.board
+        held = np.flatnonzero(self.held_until)
+        teams = board.run_team[board.holder[held]]
+        return self.fixed + [
+            Stretch(unit, 0, end, team, None)
+            for unit, end, team in zip(held.tolist(), self.held_until[held].tolist(), teams.tolist(), strict=True)
+        ]
 
     def _add_reservations(self, exclude: int | None) -> None:
         """Bound ones where they are; the others in the order they were promised, or failing that a denser one."""
@@ -118,7 +135,7 @@ class Promises:
 
     def open_units(self, start: int, end: int) -> Mask:
         """Units that nothing promised touches in ``[start, end)``, on hosts that are open."""
-        mask = self.board.in_service.copy()
+        mask = both(self.board.in_service, self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
         for promised, units in self.witness.items():
             reservation = self.board.reservation_by_id[promised]
@@ -145,14 +162,14 @@ class Promises:
         if not near:
             cost[board.free] = 1
             return cost
-        for i, running in enumerate(board.running):
-            if running.evicted_for_reservation == reservation and running.stopping:
-                continue
-            if running.stopping or running.until <= start:
-                cost[board.units_of[i]] = 1
-            else:
-                lost = board.now - max(running.started, running.checkpoint_at or 0)
-                cost[board.units_of[i]] = 2 + max(0, lost) + running.evictions * EVICTION_COST_SECONDS
+        table = board.table
+        lost = np.maximum(0, board.now - table[SAVED]) + table[EVICTIONS] * EVICTION_COST_SECONDS
+        price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + lost)
+        for i in np.flatnonzero(table[STOPPING]).tolist():
+            if board.running[i].evicted_for_reservation == reservation:
+                price[i] = 0
+        held = np.flatnonzero(board.holder >= 0)
+        cost[held] = price[board.holder[held]]
         cost[board.kept != 0] += 1
         return cost
 
@@ -221,7 +238,7 @@ def guarantees_left(promises: Promises, team: int, model: str, need: int, start:
     capacity = int(board.slots[board.in_service & _of_model(board, model)].sum())
     stretches = [
         s
-        for s in promises.fixed
+        for s in promises.stretches()
         if s.team is not None and s.start < end and s.end > start and board.model_of(s.unit) == model
     ]
     moments = sorted({start} | {s.start for s in stretches if s.start > start})
@@ -370,7 +387,8 @@ class Forecast:
         self.board, self.promises = board, promises
         self.free_at = self._free_at()
         ends = {s.end for s in promises.fixed} | {s.start for s in promises.fixed}
-        moments = sorted({int(t) for t in self.free_at if t < NEVER} | {t for t in ends if t > board.now} | {board.now})
+        known = set(np.unique(self.free_at[self.free_at < NEVER]).tolist())
+        moments = sorted(known | {t for t in ends if t > board.now} | {board.now})
         if len(moments) > MOMENTS:
             moments = [moments[(i * (len(moments) - 1)) // (MOMENTS - 1)] for i in range(MOMENTS)]
         self.moments = np.array(sorted(set(moments)), dtype=np.int64)
@@ -383,11 +401,11 @@ class Forecast:
         for host, start, end in board.maintenance:
             if start <= board.now < end and board.hosts[host].accepts:
                 free_at[board.first_unit[host] : board.first_unit[host + 1]] = end
-        for i, running in enumerate(board.running):
-            end = expected_end(running, board.now)
-            if i in board.evicted:
-                end = min(end, board.now + lead_seconds(board))
-            free_at[board.units_of[i]] = np.maximum(free_at[board.units_of[i]], end)
+        ends = board.expected_end.copy()
+        evicted = sorted(board.evicted)
+        ends[evicted] = np.minimum(ends[evicted], board.now + lead_seconds(board))
+        held = np.flatnonzero((board.holder >= 0) & (board.holder < len(board.running)))
+        free_at[held] = np.maximum(free_at[held], ends[board.holder[held]])
         for i, placement in enumerate(board.placements):
             units = np.flatnonzero(board.holder == len(board.running) + i)
             free_at[units] = board.now + board.predicted[placement.workload]
@@ -415,8 +433,6 @@ class Forecast:
         np.add.at(change, (np.searchsorted(self.moments, self.free_at[mine]), board.host_of[mine]), 1)
         profile: Ints = np.cumsum(change, axis=0)[:-1]
         for stretch in self.promises.fixed:  # a promise to come takes its unit while it lasts
-            if stretch.team is not None and stretch.reservation is None:
-                continue  # running work: free_at knows better when it is expected to end
             start = max(stretch.start, int(self.free_at[stretch.unit]))
             if board.kind[stretch.unit] == kind and board.kept[stretch.unit] == 0 and start < stretch.end:
                 self._take(profile, int(board.host_of[stretch.unit]), 1, start, stretch.end)

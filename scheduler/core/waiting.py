@@ -11,7 +11,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from scheduler.core import fit, preempt
-from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board
+from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, both
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.model import Numbers, Queued, Refusal
 from scheduler.core.reasons import Code
@@ -66,9 +66,8 @@ class Waiting:
         board = self.board
         board.keep(queued, units)
         if queued.reservation is None:
-            key = (queued.team, board.kinds[kind].model)
-            board.ledger.held[key] += board.need_slots(queued.ask, kind)
-            board.ledger.firm[key] += 0 if queued.preemptible else board.need_slots(queued.ask, kind)
+            slots = board.need_slots(queued.ask, kind)
+            board.ledger.give(queued.team, board.kinds[kind].model, slots, queued.preemptible)
         if self.forecast is not None:
             self.forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
@@ -79,7 +78,7 @@ class Waiting:
                 queued.id,
                 Code.WAITS_FOR_EVICTION,
                 numbers(model=board.kinds[kind].model, need=len(units), workloads=len(leaving)),
-                self.position,
+                self.position if self.explain else None,
                 start,
                 tuple(sorted(board.running[v].id for v in leaving)),
             )
@@ -88,9 +87,8 @@ class Waiting:
     def refuse(self, queued: Queued) -> None:
         """Say why it waits, its place, and when it may expect to start."""
         self.position += 1
-        if not self.explain and self.holds >= PLACES_HELD:
-            waits = numbers(need=queued.ask.total_units)
-            self.board.refusals.append(Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position))
+        if not self.explain:
+            self._refuse_quietly(queued)
             return
         code, why = self._obstacle(queued)
         start: int | None
@@ -105,6 +103,23 @@ class Waiting:
         else:
             start, blockers, held = self._start_on_units(queued)
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
+
+    @property
+    def may_hold(self) -> bool:
+        """May units still be set aside for the next that is refused?"""
+        return self.holds < PLACES_HELD and self.forecasts < FORECAST_DEPTH
+
+    def _refuse_quietly(self, queued: Queued) -> None:
+        """Nobody reads why it waits: only the units set aside for it are named."""
+        if queued.reservation is not None or not self.may_hold or not self._allowed_kinds(queued):
+            return
+        kinds = self._allowed_kinds(queued)
+        if any(fits_empty(self.board, queued.ask, kind, self.board.in_service) for kind in kinds):
+            start, _, held = self._start_on_units(queued)
+            if held:
+                waits = numbers(need=queued.ask.total_units)
+                refusal = Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position, start, (), held)
+                self.board.refusals.append(refusal)
 
     def _obstacle(self, queued: Queued) -> Why:
         """The first thing that is in the way, found by leaving it out and trying again."""
@@ -128,7 +143,16 @@ class Waiting:
         times = fit.time_class(self.board, queued)
         team = queued.team if self.board.is_shared(queued.ask) else 0
         keeper = queued.id if queued.id in self.board.keepers else 0
-        return self.board.ask_number(queued.ask), times, queued.priority, queued.reservation, team, keeper
+        kinds = tuple(self._allowed_kinds(queued))
+        return self.board.ask_number(queued.ask), times, queued.priority, queued.reservation, team, keeper, kinds
+
+    def _allowed_kinds(self, queued: Queued) -> list[int]:
+        """The kinds that its limits let it have: that others lie free is no help to it."""
+        return [
+            kind
+            for kind in self.board.kinds_for(queued.ask)
+            if room_for(self.board, queued, kind).allowed and within_caps(self.board, queued, kind)
+        ]
 
     def _limits(self, queued: Queued) -> Why | None:
         """Quota or user cap, when no kind it accepts is within both; with the numbers of its first choice."""
@@ -158,8 +182,8 @@ class Waiting:
 
     def _physical_obstacle(self, queued: Queued) -> Why:
         board, ask = self.board, queued.ask
-        kinds = board.kinds_for(ask)
-        fitting = board.fitting(ask)
+        kinds = self._allowed_kinds(queued)
+        fitting = both(board.fitting(ask), np.isin(board.kind, kinds))
         free = int((board.free & fitting).sum())
         if queued.reservation is not None:
             inside = (board.bound == queued.reservation) & fitting
@@ -185,7 +209,7 @@ class Waiting:
     def _closed(self, queued: Queued) -> Why:
         """The hosts that could serve it don't take work: by maintenance that has an end, or for another reason."""
         board = self.board
-        for kind in board.kinds_for(queued.ask):
+        for kind in self._allowed_kinds(queued):
             if fits_empty(board, queued.ask, kind, board.in_service):
                 now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
                 ends = min(end for _, end in now_on)
@@ -203,11 +227,11 @@ class Waiting:
             return None
         if self._fits_ignoring(queued, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
-            slots = board.need_slots(queued.ask, board.kinds_for(queued.ask)[0])
+            slots = board.need_slots(queued.ask, self._allowed_kinds(queued)[0])
             return Code.SPARE_CAPACITY_KEPT, numbers(free=board.free_slots, need=slots, spare=spare)
         if self._fits_ignoring(queued, frozenset({HOLDS})):
             return Code.BEHIND_OTHERS, numbers(free=free, need=need)
-        concerned = board.free & board.fitting(queued.ask)
+        concerned = board.free & np.isin(board.kind, self._allowed_kinds(queued))
         if self._fits_ignoring(queued, frozenset({HOLDS, MAINTENANCE})):
             start = int(board.maintenance_from[concerned].min())
             return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, start=start)
@@ -221,7 +245,7 @@ class Waiting:
 
     def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
         available = fit.takeable(self.board, queued, ignoring)
-        kinds = self.board.kinds_for(queued.ask)
+        kinds = self._allowed_kinds(queued)
         return any(fit.choose(self.board, queued.ask, kind, available) is not None for kind in kinds)
 
     # -- when it may expect to start ---------------------------------------------------------------------------------

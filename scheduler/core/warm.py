@@ -11,6 +11,8 @@ has no id, by the whole window.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,7 +30,8 @@ from scheduler.core.model import (
     Team,
     Unit,
 )
-from scheduler.core.planner import plan
+from scheduler.core.planner import plan_pools
+from scheduler.core.poolfacts import PoolFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +94,97 @@ def difference(old: Snapshot, new: Snapshot) -> Delta:
 
 
 class Standing:
-    """A snapshot that changes."""
+    """A snapshot that changes, with the facts of its pools kept arranged for planning.
+
+    A change costs what it names: only new hosts or units, or another policy, make a pool be arranged anew.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.epoch = snapshot.epoch
         self._rows: dict[str, dict[Any, Any]] = {
             name: {key_of(row): row for row in getattr(snapshot, name)} for name in TABLES
         }
+        self._pools: dict[int, PoolFacts] = {}
+        self._homeless: dict[int, Queued] = {}
+        self._arrange()
 
     def change(self, delta: Delta) -> None:
         """Take over what is new, changed and gone."""
         if delta.epoch is not None:
             self.epoch = delta.epoch
-        for name in TABLES:
-            rows = self._rows[name]
-            for gone in getattr(delta, f"{name}_gone"):
-                rows.pop(key_of(gone) if isinstance(gone, Maintenance) else gone, None)
-            for row in getattr(delta, name):
-                rows[key_of(row)] = row
+        changed = {name: self._change_rows(name, delta) for name in TABLES}
+        if changed["pools"] and self._rows["pools"].keys() != self._pools.keys():
+            self._arrange()
+            return
+        for pool in changed["pools"]:
+            self._pools[pool].set_pool(self._rows["pools"][pool])
+        if changed["hosts"] or changed["units"]:
+            self._change_hardware(changed)
+        for name, set_rows in (
+            ("quotas", PoolFacts.set_quotas),
+            ("reservations", PoolFacts.set_reservations),
+            ("maintenance", PoolFacts.set_maintenance),
+        ):
+            if changed[name]:
+                for facts in self._pools.values():
+                    set_rows(facts, self._rows[name].values())
+        if changed["teams"] or changed["decayed_use"]:
+            for facts in self._pools.values():
+                facts.set_shares(self._rows["teams"].values(), self._rows["decayed_use"].values())
+        self._move("running", changed["running"], PoolFacts.change_running)
+        self._move("queued", changed["queued"], PoolFacts.change_queued)
+
+    def _change_rows(self, name: str, delta: Delta) -> dict[Any, Any]:
+        """Change one table; what changed: the old row by key, None where there was none."""
+        rows, changed = self._rows[name], {}
+        for gone in getattr(delta, f"{name}_gone"):
+            key = key_of(gone) if isinstance(gone, Maintenance) else gone
+            if key in rows:
+                changed[key] = rows.pop(key)
+        for row in getattr(delta, name):
+            key = key_of(row)
+            before = rows.get(key)
+            if before is not row and before != row:
+                changed.setdefault(key, before)
+                rows[key] = row
+        return changed
+
+    def _change_hardware(self, changed: dict[str, dict[Any, Any]]) -> None:
+        """Arrange the pools anew whose hosts or units changed."""
+        hosts = {*changed["hosts"]} | {unit.host for unit in changed["units"].values() if unit is not None}
+        hosts |= {self._rows["units"][unit].host for unit in changed["units"] if unit in self._rows["units"]}
+        rows = [*(row for row in changed["hosts"].values() if row is not None)]
+        rows += [self._rows["hosts"][host] for host in hosts if host in self._rows["hosts"]]
+        for pool in {row.pool for row in rows} & self._pools.keys():
+            facts = self._pools[pool]
+            facts.set_hardware(self._rows["hosts"].values(), self._rows["units"].values())
+            facts.set_maintenance(self._rows["maintenance"].values())
+
+    def _move(
+        self, name: str, changed: dict[Any, Any], change: Callable[[PoolFacts, list[int], list[Any]], None]
+    ) -> None:
+        """Tell each pool which of its running or waiting work is gone, new or changed."""
+        gone: dict[int, list[int]] = defaultdict(list)
+        new: dict[int, list[Any]] = defaultdict(list)
+        for key, before in changed.items():
+            row = self._rows[name].get(key)
+            if before is not None and (row is None or row.pool != before.pool):
+                gone[before.pool].append(key)
+            if row is not None:
+                new[row.pool].append(row)
+        for pool in {*gone, *new}:
+            if pool in self._pools:
+                change(self._pools[pool], gone[pool], new[pool])
+            elif name == "queued":
+                for key in gone[pool]:
+                    self._homeless.pop(key, None)
+                self._homeless.update((row.id, row) for row in new[pool])
+
+    def _arrange(self) -> None:
+        """Arrange everything anew."""
+        snapshot = self.snapshot()
+        self._pools = {pool.id: PoolFacts(snapshot, pool) for pool in snapshot.pools}
+        self._homeless = {queued.id: queued for queued in snapshot.queued if queued.pool not in self._pools}
 
     def snapshot(self) -> Snapshot:
         """What a fresh reading would give, rows in the order of their keys."""
@@ -117,4 +193,5 @@ class Standing:
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
         """The same as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
-        return plan(self.snapshot(), now, explain=explain)
+        pools = [self._pools[pool] for pool in sorted(self._pools)]
+        return plan_pools(self.epoch, pools, list(self._homeless.values()), now, explain)

@@ -146,8 +146,9 @@ def test_the_simulation_hands_back_the_state_at_its_end() -> None:
 def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def checked(standing: Standing, now: int, **more: Any) -> Plan:
         snapshot = standing.snapshot()
-        planned = plan(snapshot, now, **more)
-        assert violations(snapshot, planned, now) == []
+        explained, planned = plan(snapshot, now), plan(snapshot, now, **more)
+        assert violations(snapshot, explained, now) == []
+        assert (planned.placements, planned.evictions) == (explained.placements, explained.evictions)
         return planned
 
     monkeypatch.setattr(Standing, "plan", checked)

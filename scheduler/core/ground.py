@@ -1,0 +1,137 @@
+"""A pool's hardware as arrays: what stays the same from cycle to cycle until hosts or units change.
+
+Units are ordered by host, GPU and id, so that an index is a stable name and the units of a host lie together; every
+choice that is otherwise equal falls to the lower index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.core.model import Ask, Host, Unit
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NEVER = 1 << 60  # later than every time the planner meets
+MOST_ASKS_KNOWN = 50_000  # asks numbered before the numbering starts over, so that it does not grow for ever
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """Units that are the same to an ask."""
+
+    memory_mib: int
+    compute_capability: int
+    model: str
+    profile: str
+    slots: int
+
+
+_kind_of = attrgetter("memory_mib", "compute_capability", "model", "profile", "slots")
+_place_of = attrgetter("host", "gpu", "id")
+
+
+class Ground:
+    """The hosts and units of one pool. Nothing here depends on time, or on who holds what."""
+
+    def __init__(self, hosts: Iterable[Host], units: Iterable[Unit]) -> None:
+        self.hosts: list[Host] = sorted(hosts, key=attrgetter("id"))
+        self.host_index = {host.id: i for i, host in enumerate(self.hosts)}
+        self.units: list[Unit] = sorted((u for u in units if u.host in self.host_index), key=_place_of)
+        self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
+        self._read_units()
+        self._read_hosts()
+        self.memo: dict[Any, Any] = {}  # what else follows from the hardware alone; whoever puts it there names the key
+        self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
+        self._kinds_for: dict[int, list[int]] = {}
+        self._fitting: dict[int, Mask] = {}
+        self._asks: dict[Ask, int] = {}
+        self._asks_by_row: dict[int, tuple[int, Ask]] = {}
+
+    def _read_units(self) -> None:
+        kinds = [_kind_of(unit) for unit in self.units]
+        self.kinds = [Kind(*kind) for kind in sorted(set(kinds))]
+        self.models = sorted({kind.model for kind in self.kinds})
+        self.kind = _indices(kinds, [_kind_of(kind) for kind in self.kinds])
+        of_kind = [self.models.index(kind.model) for kind in self.kinds]
+        self.model_of_unit: Ints = np.array(of_kind, dtype=np.int64)[self.kind]  # index into ``models``
+        self.host_of: Ints = np.array([self.host_index[u.host] for u in self.units], dtype=np.int64)
+        gpus = [unit.gpu for unit in self.units]
+        self.gpus = sorted(set(gpus))
+        self.gpu_of = _indices(gpus, self.gpus)
+        self.slots: Ints = np.array([kind.slots for kind in self.kinds], dtype=np.int64)[self.kind]
+        self.well: Mask = np.array([u.well for u in self.units], dtype=np.bool_)
+        self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
+        shares = np.array([kind.profile.startswith("share") for kind in self.kinds], dtype=np.bool_)
+        self.time_sliced: Ints = np.flatnonzero(shares[self.kind])  # the units that are declared shares
+
+    def _read_hosts(self) -> None:
+        self.accepts: Mask = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
+        self.in_service: Mask = (
+            self.well & self.accepts[self.host_of]
+        )  # takes work, maintenance apart, which has an end
+        self.cpu_whole: Ints = np.array([h.cpu_milli or NEVER for h in self.hosts], dtype=np.int64)
+        self.memory_whole: Ints = np.array([h.memory_mib or NEVER for h in self.hosts], dtype=np.int64)
+        self.rack_of = [dict(host.labels).get("rack", "") for host in self.hosts]
+        self.has_racks = any(self.rack_of)
+
+    def label_mask(self, labels: frozenset[tuple[str, str]]) -> Mask:
+        """Which hosts carry every one of these labels."""
+        known = self._label_masks.get(labels)
+        if known is None:
+            known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
+        return known
+
+    def ask_number(self, ask: Ask) -> int:
+        """The same for equal asks. Found by the object first: hashing an ask took a tenth of a cycle."""
+        known = self._asks_by_row.get(id(ask))
+        if known is not None:
+            return known[0]
+        number = self._asks.setdefault(ask, len(self._asks))
+        self._asks_by_row[id(ask)] = number, ask  # the ask is kept, so that no other object gets its id
+        return number
+
+    def forget_asks(self) -> None:
+        """Start the numbering over when it has grown too long. Only between cycles."""
+        if len(self._asks_by_row) > MOST_ASKS_KNOWN:
+            for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting):
+                known.clear()
+
+    def kinds_for(self, ask: Ask) -> list[int]:
+        """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""
+        number = self.ask_number(ask)
+        known = self._kinds_for.get(number)
+        if known is None:
+            fitting = [
+                i
+                for i, kind in enumerate(self.kinds)
+                if kind.profile == ask.profile
+                and kind.memory_mib >= ask.min_memory_mib
+                and kind.compute_capability >= ask.min_compute_capability
+                and (not ask.models or kind.model in ask.models)
+            ]
+            if ask.models:
+                fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
+            known = self._kinds_for[number] = fitting
+        return known
+
+    def fitting(self, ask: Ask) -> Mask:
+        """The units of every kind that serves an ask."""
+        number = self.ask_number(ask)
+        known = self._fitting.get(number)
+        if known is None:
+            known = self._fitting[number] = np.isin(self.kind, np.array(self.kinds_for(ask), dtype=np.int64))
+        return known
+
+
+def _indices(values: list[Any], known: list[Any]) -> Ints:
+    """Where each value stands in a list of all that occur."""
+    index = {value: i for i, value in enumerate(known)}
+    return np.array([index[value] for value in values], dtype=np.int64)

@@ -1,0 +1,160 @@
+"""Who runs where on a pool's hardware, as arrays that deltas change: what units, CPU and memory are held, and by whom.
+
+Running work is ordered by id; its place in that order is its index. A change costs what it names, not the whole pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from operator import attrgetter
+
+import numpy as np
+
+from scheduler.core.fairshare import Held
+from scheduler.core.ground import NEVER, Ground, Ints, Mask
+from scheduler.core.model import Running
+
+NOBODY = -1
+FEW = 64  # rows that are sooner put into lists one by one than by making the lists anew
+
+# What the searches want to know of all running work at once: one row of the table each.
+ID, TEAM, USER, PRIORITY, RESERVATION, STARTED, SAVED, UNTIL, PREDICTED, EVICTIONS, CPU, MEMORY, SLOTS = range(13)
+PREEMPTIBLE, STOPPING, STOP_BY = 13, 14, 15
+COLUMNS = 16
+
+
+def _facts(running: Running) -> tuple[int, ...]:
+    saved = running.started if running.checkpoint_at is None else max(running.started, running.checkpoint_at)
+    return (
+        running.id,
+        running.team,
+        running.user,
+        running.priority,
+        running.reservation or 0,
+        running.started,
+        saved,
+        running.until,
+        running.predicted_until,
+        running.evictions,
+        running.cpu_milli,
+        running.memory_mib,
+        0,
+        running.preemptible,
+        running.stopping,
+        NEVER if running.stop_by is None else running.stop_by,
+    )
+
+
+class Occupancy:
+    """The running work of one pool on its ground."""
+
+    def __init__(self, ground: Ground, running: Iterable[Running]) -> None:
+        self.ground = ground
+        self.running: list[Running] = []
+        self.units_of: list[list[int]] = []
+        self.table: Ints = np.zeros((COLUMNS, 0), dtype=np.int64)
+        self.holder: Ints = np.full(len(ground.units), NOBODY, dtype=np.int64)
+        self.cpu_free, self.memory_free = ground.cpu_whole.copy(), ground.memory_whole.copy()
+        self.gpu_used: Ints = np.zeros(len(ground.gpus), dtype=np.int64)
+        self.held = Held()
+        # How often each (kind, units, CPU, memory) on one host is held: the running part of the pool's mix of asks.
+        self.shapes: Counter[tuple[int, int, int, int]] = Counter()
+        self.contested = False  # a unit is held twice: changes can't tell whose it is then, so make it anew
+        self.change((), running)
+
+    def change(self, gone: Iterable[int], rows: Iterable[Running]) -> None:
+        """Work that is gone, by id, and work that is new or changed."""
+        new = sorted(rows, key=attrgetter("id"))
+        ids = self.table[ID]
+        wanted = np.array(sorted({*gone, *(row.id for row in new)}), dtype=np.int64)
+        places = np.searchsorted(ids, wanted)
+        known = places < len(ids)
+        known[known] = ids[places[known]] == wanted[known]
+        old = places[known]
+        if len(old) == 0 and not new:
+            return
+        if len(old):
+            self._take_out(old)
+        if new:
+            self._put_in(new)
+
+    def _take_out(self, old: Ints) -> None:
+        self._account(old, -1)
+        stays: Mask = np.ones(len(self.running), dtype=np.bool_)
+        stays[old] = False
+        self._rename(np.where(stays, np.cumsum(stays) - 1, NOBODY))
+        self.table = self.table[:, stays]
+        if len(old) <= FEW:
+            for i in reversed(old.tolist()):
+                del self.running[i], self.units_of[i]
+        else:
+            self.running = [row for row, stay in zip(self.running, stays.tolist(), strict=True) if stay]
+            self.units_of = [units for units, stay in zip(self.units_of, stays.tolist(), strict=True) if stay]
+
+    def _put_in(self, new: list[Running]) -> None:
+        index = self.ground.unit_index
+        units = [[index[u] for u in row.units if u in index] for row in new]
+        facts = np.array([_facts(row) for row in new], dtype=np.int64).T
+        places = np.searchsorted(self.table[ID], facts[ID])
+        self._rename(np.arange(len(self.running)) + np.searchsorted(facts[ID], self.table[ID]))
+        self.table = np.insert(self.table, places, facts, axis=1)
+        if len(new) <= FEW:
+            for row, mine in zip(new, units, strict=True):
+                at = bisect_left(self.running, row.id, key=_id_of)
+                self.running.insert(at, row)
+                self.units_of.insert(at, mine)
+        else:
+            both = sorted(
+                zip([*self.running, *new], [*self.units_of, *units], strict=True), key=lambda pair: pair[0].id
+            )
+            self.running, self.units_of = [row for row, _ in both], [mine for _, mine in both]
+        at_now = places + np.arange(len(new))
+        for i, mine in zip(at_now.tolist(), units, strict=True):
+            self.contested = self.contested or bool((self.holder[mine] != NOBODY).any())
+            self.holder[mine] = i
+            self.table[SLOTS, i] = self.ground.slots[mine].sum()
+        self._account(at_now, 1)
+
+    def _rename(self, index: Ints) -> None:
+        """Indices of running work change; -1 is for what goes."""
+        held = self.holder >= 0
+        self.holder[held] = index[self.holder[held]]
+
+    def _account(self, which: Ints, sign: int) -> None:
+        """Count in (1) or out (-1) what some of the running work holds: GPUs, CPU, memory, and its team's slots."""
+        ground, table = self.ground, self.table
+        lists = [self.units_of[i] for i in which.tolist()]
+        units = np.array([u for mine in lists for u in mine], dtype=np.int64)
+        owner = np.repeat(which, [len(mine) for mine in lists])
+        slots = ground.slots[units] * sign
+        np.add.at(self.gpu_used, ground.gpu_of[units], slots)
+        hosts_in_all = max(1, len(ground.hosts))
+        pairs, first, sizes = np.unique(
+            owner * hosts_in_all + ground.host_of[units], return_index=True, return_counts=True
+        )
+        owners, hosts = pairs // hosts_in_all, pairs % hosts_in_all
+        shapes = np.stack((ground.kind[units[first]], sizes, table[CPU, owners], table[MEMORY, owners]), axis=1)
+        for shape in map(tuple, shapes.tolist()):
+            self.shapes[shape] += sign
+            if not self.shapes[shape]:
+                del self.shapes[shape]
+        np.subtract.at(self.cpu_free, hosts, table[CPU, owners] * sign)
+        np.subtract.at(self.memory_free, hosts, table[MEMORY, owners] * sign)
+        models, count = ground.model_of_unit[units], max(1, len(ground.models))
+        for code, amount in _sums(owner * count + models, slots):
+            running, model = self.running[code // count], ground.models[code % count]
+            self.held.add(running, model, amount)
+
+
+def _id_of(running: Running) -> int:
+    return running.id
+
+
+def _sums(codes: Ints, amounts: Ints) -> list[tuple[int, int]]:
+    """The sum of the amounts of each code."""
+    unique, where = np.unique(codes, return_inverse=True)
+    sums = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(sums, where, amounts)
+    return list(zip(unique.tolist(), sums.tolist(), strict=True))
