@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks._baselines import TraceJob
-from scheduler.core.model import Ask, Host, Policy, Pool, PoolKind, Queued, Quota, Snapshot, Team, Unit
+from scheduler.core.model import Ask, Host, Policy, Pool, PoolKind, Queued, Quota, Refusal, Snapshot, Team, Unit
 from scheduler.core.prediction import History
 from scheduler.core.reasons import Code
 from scheduler.core.simulate import Arrival, Event, EventKind, Simulation
@@ -56,13 +56,25 @@ def as_arrival(job: TraceJob) -> Arrival:
 class Replay:
     """``jobs`` from the first submission until the last is over, each with the prediction that history allows."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: int, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: int,
+        on_refusal: Callable[[int, Refusal], None] | None = None,
+        curious: Callable[[Queued], bool] = lambda queued: False,
+        on_start: Callable[[int, int], None] = lambda workload, now: None,
+    ) -> None:
+        """``on_refusal`` is told what is said at the submission of those jobs that somebody is ``curious`` about;
+        ``on_start`` of every start: job and time."""
         self.started: dict[int, int] = {}
+        self.curious, self.on_start = curious, on_start
         self.history = History()
         self.rows: dict[int, Queued] = {}
-        self.events, self.on_event = 0, on_event
+        self.events = 0
         snapshot = organisation(nodes, [job.team for job in jobs])
-        self.simulation = Simulation(snapshot, min(job.submitted for job in jobs), self._tell, self._foresee)
+        self.simulation = Simulation(
+            snapshot, min(job.submitted for job in jobs), self._tell, self._foresee, on_refusal
+        )
         for job in sorted(jobs, key=lambda job: (job.submitted, job.id)):
             self.simulation.submit(as_arrival(job))
 
@@ -77,12 +89,15 @@ class Replay:
     def _foresee(self, queued: Queued) -> Queued:
         row = replace(queued, predicted_seconds=self.history.predict(queued))
         self.rows[row.id] = row
+        if self.curious(row):
+            self.simulation.curious.add(row.id)
         return row
 
     def _tell(self, event: Event) -> None:
         assert event.workload is not None  # there are no reservations in a trace
         if event.kind is EventKind.PLACED:
             self.started.setdefault(event.workload, event.at)
+            self.on_start(event.workload, event.at)
         elif event.kind is EventKind.ENDED:
             row = self.rows.pop(event.workload)
             if event.code == Code.FINISHED:
@@ -91,8 +106,6 @@ class Replay:
             if self.events % PROGRESS_EVERY == 0:
                 waiting = len(self.simulation.queued)
                 print(f"{self.events} jobs are over, {waiting} wait", file=sys.stderr, flush=True)
-        if self.on_event is not None:
-            self.on_event(event)
 
 
 def trace_file(given: str | None, *usual: str) -> Path:

@@ -34,6 +34,7 @@ from scheduler.core.model import (
     Placement,
     Plan,
     Queued,
+    Refusal,
     Reservation,
     Running,
     Snapshot,
@@ -111,8 +112,11 @@ class Simulation:
         start: int,
         on_event: Callable[[Event], None],
         foresee: Callable[[Queued], Queued] | None = None,
+        on_refusal: Callable[[int, Refusal], None] | None = None,
     ) -> None:
         self.base, self.now, self.tell, self.foresee = snapshot, start, on_event, foresee
+        self.on_refusal = on_refusal  # told (now, refusal) of those in ``curious`` at the next plan
+        self.curious: set[int] = set()
         self.standing = Standing(replace(snapshot, queued=(), running=(), reservations=(), decayed_use=()))
         self.plans = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # (team, pool) -> slots in use
@@ -227,7 +231,12 @@ class Simulation:
         if self.changed and (self.queued or any(not r.units for r in self.reservations.values())):
             self.standing.change(self._delta())
             self.plans += 1
-            self._carry_out(self.standing.plan(self.now, explain=False))
+            planned = self.standing.plan(self.now, explain=bool(self.curious))
+            for refusal in planned.refusals if self.curious else ():
+                if refusal.workload in self.curious and self.on_refusal is not None:
+                    self.on_refusal(self.now, refusal)
+            self.curious.clear()
+            self._carry_out(planned)
         self.changed = False
 
     def _delta(self) -> Delta:

@@ -1,0 +1,72 @@
+"""From when to when a waiting workload may start: the forecast's answer, widened by how wrong the last ones were.
+
+A forecast is the plan run forward over predicted run times, and as wrong as they are: about half of all workloads start
+later than it says. So a start is told as a range whose ends come from the record: how long others really waited, by how
+long they had been told. It is never a guarantee.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UPPER, LOWER = 85, 15  # percentiles of actual / expected wait
+LOOKED_AT = 200  # of the latest records
+LEAST_RECORDS = 20
+SHORTEST = 60  # seconds: a shorter wait counts as that long, or a moment too late would weigh like days
+UNPROVEN_UPPER, UNPROVEN_LOWER = 3.0, 0.25  # while there are too few records
+
+
+@dataclass(frozen=True, slots=True)
+class StartRange:
+    """A start (s) is expected at ``expected``, at ``earliest`` if all goes well, and likely by ``latest``."""
+
+    earliest: int
+    expected: int
+    latest: int
+
+
+def ratio_of(expected_wait: int, actual_wait: int) -> float:
+    """How many times as long as was said something waited."""
+    return max(SHORTEST, actual_wait) / max(SHORTEST, expected_wait)
+
+
+def range_of(now: int, expected_start: int, past_errors: Sequence[float]) -> StartRange:
+    """The range of a start that the forecast puts at ``expected_start``; ``past_errors`` are the latest ``ratio_of``."""
+    lower, upper = UNPROVEN_LOWER, UNPROVEN_UPPER
+    if len(past_errors) >= LEAST_RECORDS:
+        ranked = sorted(past_errors)
+        lower, upper = _percentile(ranked, LOWER), _percentile(ranked, UPPER)
+    wait = max(SHORTEST, expected_start - now)
+    earliest = now + int(wait * min(1.0, lower))
+    return StartRange(min(earliest, expected_start), expected_start, max(expected_start, now + int(wait * upper) + 1))
+
+
+def _percentile(ranked: Sequence[float], percent: int) -> float:
+    """The nearest rank of a sorted, not empty sequence."""
+    return ranked[max(0, -(-len(ranked) * percent // 100) - 1)]
+
+
+class Record:
+    """What was said and what came of it, of the latest ``LOOKED_AT``. Those still waiting count once they
+    waited longer than they were told, or a queue that grows would look as if nothing went wrong."""
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=LOOKED_AT)
+        self._waiting: dict[int, tuple[int, int]] = {}  # workload -> (told at, expected wait)
+
+    def told(self, workload: int, now: int, expected_start: int) -> None:
+        """Somebody was given an expected start."""
+        self._waiting[workload] = now, expected_start - now
+
+    def started(self, workload: int, now: int) -> None:
+        """It started, or left the queue."""
+        at, expected = self._waiting.pop(workload, (now, -1))
+        if expected >= 0:
+            self._ratios.append(ratio_of(expected, now - at))
+
+    def errors(self, now: int) -> list[float]:
+        """The latest ratios, with those that wait too long by now."""
+        overdue = [ratio_of(expected, now - at) for at, expected in self._waiting.values() if now - at > expected]
+        return [*self._ratios, *overdue]

@@ -1,0 +1,51 @@
+"""Expected starts as ranges, from the record of those told before."""
+
+from __future__ import annotations
+
+from scheduler.core.estimates import LEAST_RECORDS, LOOKED_AT, Record, StartRange, range_of, ratio_of
+
+HOUR = 3600
+
+
+def test_the_upper_end_is_the_85th_percentile_of_past_errors() -> None:
+    errors = [n / 10 for n in range(1, 101)]  # 0.1 to 10.0
+    assert range_of(0, HOUR, errors) == StartRange(HOUR, HOUR, 8 * HOUR + HOUR // 2 + 1)
+    assert range_of(0, HOUR, [0.5] * 50 + [2.0] * 50) == StartRange(HOUR // 2, HOUR, 2 * HOUR + 1)
+
+
+def test_few_records_prove_nothing_and_the_range_is_wide() -> None:
+    narrow = [1.0] * (LEAST_RECORDS - 1)
+    assert range_of(0, HOUR, narrow) == StartRange(HOUR // 4, HOUR, 3 * HOUR + 1)
+
+
+def test_the_expected_start_is_always_in_its_range() -> None:
+    for errors in ([0.01] * 50, [9.0] * 50):
+        ranged = range_of(1000, 1000 + HOUR, errors)
+        assert 1000 <= ranged.earliest <= ranged.expected <= ranged.latest
+
+
+def test_waits_under_a_minute_count_as_a_minute() -> None:
+    assert ratio_of(0, 3) == 1.0
+    assert ratio_of(1, 600) == 10.0
+
+
+def test_the_record_counts_who_started_and_who_is_overdue() -> None:
+    record = Record()
+    record.told(1, 0, 1000)
+    record.told(2, 0, 1000)
+    record.told(3, 0, 9000)
+    record.started(1, 500)
+    assert record.errors(900) == [0.5]
+    assert record.errors(2000) == [0.5, 2.0]
+    record.started(2, 3000)
+    assert record.errors(3000) == [0.5, 3.0]
+    record.started(77, 3000)  # nobody asked about it
+    assert record.errors(3000) == [0.5, 3.0]
+
+
+def test_the_record_forgets_the_oldest() -> None:
+    record = Record()
+    for workload in range(LOOKED_AT + 10):
+        record.told(workload, 0, 100)
+        record.started(workload, 100 if workload >= 10 else 1000)
+    assert record.errors(100) == [1.0] * LOOKED_AT
