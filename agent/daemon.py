@@ -87,6 +87,7 @@ class Agent:
         self.poll_seconds = 5.0
         self._inventory = _inventory(hardware, launcher, meter, notes, volumes.environment(runs.exposed))
         self._homes_due: HomesSeen | None = None  # measured and not yet said
+        self._home_is_new = asyncio.Event()
         self._spool = Spool(state.folder / "spool")
         self._sent_batches = 0
         self._sent_batches_at = 0.0
@@ -363,7 +364,10 @@ class Agent:
     async def _start(self, wanted: RunWanted) -> None:
         if boottime() >= self._lease_until:
             return  # what the server wanted is too old to begin anything
+        is_new = not (self.runs.homes / wanted.owner).exists()
         await self.runs.start(wanted, self._lease_until)
+        if is_new:
+            self._home_is_new.set()
 
     # what happens here
 
@@ -460,7 +464,9 @@ class Agent:
             if found is not None:
                 self._homes_due = found
                 self._note_change()
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._home_is_new.wait(), pause)
+            self._home_is_new.clear()
 
     async def _ask_notebook(self, run: Run) -> None:
         activity = await watch.ask(run.socket, run.secret)

@@ -34,6 +34,7 @@ DEEPEST = 200  # folders in folders: each open one takes a file descriptor
 MOST_LINKED = 200_000  # files with several names that are remembered, so that each counts once
 BLOCK = 512  # bytes; what st_blocks counts in, whatever the file system's own blocks are
 MARK_FOLDER = ".volumes"
+FORMAT = 2  # of what is kept there
 
 
 @dataclass
@@ -164,7 +165,8 @@ def look(folder: Path, now: Callable[[], float], clock: Callable[[], float]) -> 
     marks = folder / MARK_FOLDER
     marks.mkdir(exist_ok=True, mode=0o700)
     known = _whole(read_json(marks / "measured.json"))
-    if known and 0 <= now() - known["listed_at"] < pause_after(known["took_seconds"]):
+    resting = known is not None and 0 <= now() - known["measured_at"] < pause_after(known["took_seconds"])
+    if known and resting and [home["name"] for home in known["homes"]] == names_in(folder)[0]:
         return known
     lock = os.open(marks / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -174,7 +176,7 @@ def look(folder: Path, now: Callable[[], float], clock: Callable[[], float]) -> 
     except OSError:
         print("the homes' file system has no locks: hosts that share it all measure it", file=sys.stderr)
     try:
-        found = _round(folder, marks, known or {}, now, clock)
+        found = _round(folder, marks, known or {}, resting, now, clock)
         write_json(marks / "measured.json", found)
         return found
     finally:
@@ -183,18 +185,25 @@ def look(folder: Path, now: Callable[[], float], clock: Callable[[], float]) -> 
 
 def _whole(known: Any) -> dict[str, Any] | None:
     """What an agent of this version wrote; another one's is measured anew."""
-    return known if isinstance(known, dict) and known.get("format") == 1 else None
+    return known if isinstance(known, dict) and known.get("format") == FORMAT else None
 
 
 def _round(
-    folder: Path, marks: Path, known: dict[str, Any], now: Callable[[], float], clock: Callable[[], float]
+    folder: Path,
+    marks: Path,
+    known: dict[str, Any],
+    resting: bool,
+    now: Callable[[], float],
+    clock: Callable[[], float],
 ) -> dict[str, Any]:
+    """One look at all homes; ``resting``: only at those that are new, which may come at any time."""
     began, listed_at = clock(), now()
     names, left_out = names_in(folder)
     before = {home["name"]: home for home in known.get("homes", [])}
     unmeasured = {"bytes": None, "files": None, "changed_at": None, "complete": True, "measured_at": None}
     homes = {name: before.get(name, {"name": name, **unmeasured}) for name in names}
-    for name in sorted(names, key=lambda each: homes[each]["measured_at"] or 0.0):
+    due = [name for name in names if not resting or name not in before]
+    for name in sorted(due, key=lambda each: homes[each]["measured_at"] or 0.0):
         if clock() - began > ROUND_SECONDS:
             break
         ends = clock() + HOME_SECONDS
@@ -202,10 +211,11 @@ def _round(
         homes[name] = {"name": name, **(found or unmeasured)}
     disk = shutil.disk_usage(folder)
     return {
-        "format": 1,
+        "format": FORMAT,
         "storage": _storage(marks),
         "listed_at": listed_at,
-        "took_seconds": clock() - began,
+        "measured_at": known["measured_at"] if resting else listed_at,
+        "took_seconds": known["took_seconds"] if resting else clock() - began,
         "total_bytes": min(disk.total, LARGEST_SIZE),
         "free_bytes": min(disk.free, LARGEST_SIZE),
         "homes": list(homes.values()),

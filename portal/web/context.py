@@ -30,7 +30,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Request GPUs", "ask", "plus"),
             ("Notebooks", "notebooks", "notebook"),
             ("Jobs", "jobs", "job"),
-            ("Data and images", "volumes", "data"),
+            ("Data volumes", "volumes", "data"),
         ),
     ),
     (

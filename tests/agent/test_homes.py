@@ -126,12 +126,22 @@ def test_only_homes_are_named(tmp_path: Path) -> None:
 def test_hosts_that_share_the_folder_share_the_storage_and_the_work(tmp_path: Path) -> None:
     fill(tmp_path / "ada", {"a": 10})
     first = look(tmp_path)
-    fill(tmp_path / "bob", {"a": 10})
     assert look(tmp_path, NOW + 30) == first
+    fill(tmp_path / "bob", {"a": 10})
     later = look(tmp_path, NOW + homes.SHORTEST_PAUSE + 1)
     assert later["storage"] == first["storage"]
     assert [home["name"] for home in later["homes"]] == ["ada", "bob"]
     assert later["homes"][0]["measured_at"] == NOW + homes.SHORTEST_PAUSE + 1
+
+
+def test_a_new_home_is_measured_at_once_and_the_others_when_it_is_time(tmp_path: Path) -> None:
+    fill(tmp_path / "ada", {"a": 10})
+    look(tmp_path)
+    fill(tmp_path / "bob", {"a": 10})
+    measured = {home["name"]: home["measured_at"] for home in look(tmp_path, NOW + 10)["homes"]}
+    assert measured == {"ada": NOW, "bob": NOW + 10}
+    later = NOW + homes.SHORTEST_PAUSE + 1  # the new one did not put the round off
+    assert {home["measured_at"] for home in look(tmp_path, later)["homes"]} == {later}
 
 
 def test_while_one_host_measures_the_others_take_what_is_known(tmp_path: Path) -> None:
@@ -210,8 +220,11 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) >= heard + 3)
     assert sum(1 for seen in edge.observed if seen.homes) == 1
-    await edge.want(job("true", units=[agent.units[0]]))
-    await edge.until_state("run-1", "ended")
+    # A home that a first workload makes is told of at once.
+    await edge.want(job("true", units=[agent.units[0]], owner="bob"))
+    await edge.until(lambda: sum(1 for seen in edge.observed if seen.homes) == 2, seconds=20)
+    again = next(seen.homes for seen in reversed(edge.observed) if seen.homes)
+    assert [(each.name, each.measured_at is not None) for each in again.homes] == [("ada", True), ("bob", True)]
 
 
 def test_frames_of_agents_that_do_not_tell_of_homes_are_read_as_before() -> None:
