@@ -16,7 +16,7 @@ from django.db.models import F, Q
 
 from portal import wording
 from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
-from portal.selectors import moves
+from portal.selectors import moves, stops
 from scheduler import nudge
 from scheduler.core.reasons import Code
 from scheduler.models import Command, Decision, HostStateChange, Reservation, Run, Workload, WorkloadKind
@@ -92,10 +92,16 @@ def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _ends(since: datetime, now: datetime) -> Iterator[Fact]:
-    for workload in Workload.objects.filter(
-        ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False
-    ):
+    ended = list(
+        Workload.objects.filter(ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False)
+    )
+    by_hand = stops.of_workloads(ended)
+    for workload in ended:
         numbers = {**workload.outcome_numbers, "name": workload.name, "outcome": workload.outcome}
+        if stops.is_by_hand(workload):
+            numbers["ran"] = workload.attempt > 0
+        if workload.pk in by_hand:
+            numbers |= {"by": by_hand[workload.pk].name, "why": by_hand[workload.pk].why}
         yield Fact("ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
 
 

@@ -265,7 +265,14 @@ REASONS: dict[str, Sentence] = {
     ),
     "host_lost": lambda f: "Its host fell silent.",
     "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
-    "cancelled": lambda f: "It was cancelled.",
+    "cancelled": lambda f: (
+        f"{f.plain('', 'by')} {'stopped it' if f.get('ran') else 'took it out of the queue'}"
+        f"{f.plain(': ', 'why') if f.get('why') else ''}{'' if str(f.get('why') or '').endswith(('.', '!', '?')) else '.'}"
+        if f.get("by")
+        else "It was taken out of the queue."
+        if f.get("ran") is False
+        else "It was stopped."
+    ),
     "time_limit": lambda f: "It reached its longest runtime.",
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
@@ -318,7 +325,7 @@ WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
 OUTCOMES: dict[str, tuple[str, str, str]] = {
     "finished": ("ended", "Finished", "ended"),
     "failed": ("failed", "Failed", "failed"),
-    "cancelled": ("cancelled", "Cancelled", "ended"),
+    "cancelled": ("cancelled", "Stopped", "ended"),
     "time_limit": ("ended", "Time limit", "ended"),
     "idle": ("idle", "Idle", "idle"),
     "checkpointed": ("ended", "Checkpointed", "ended"),
@@ -333,10 +340,13 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def state_word(workload: Workload) -> tuple[str, str, str]:
-    """(shape, word, tone) of a workload: its state, or once it has ended how it ended."""
+def state_word(workload: Workload, by: str = "") -> tuple[str, str, str]:
+    """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""
     if workload.state == "queued" and workload.attempt:
         return ("preempted", "Waits to resume", "queued")
+    if workload.state == "ended" and workload.outcome == "cancelled":
+        word = "Stopped" if workload.attempt else "Taken back"
+        return ("cancelled", f"{word} by {by}" if by else word, "ended")
     if workload.state == "ended":
         return OUTCOMES.get(workload.outcome, ("ended", "Ended", "ended"))
     return WORKLOAD_STATES[workload.state]

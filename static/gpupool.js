@@ -124,6 +124,11 @@
     if (!source.dataset.confirm || form.dataset.confirmed || form.matches("[hx-post]")) return;
     event.preventDefault();
     if (!(await ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on"))) return;
+    // While one reads the question a refresh may have replaced this part of the page: a form outside it is not sent.
+    if (!form.isConnected) {
+      form.hidden = true;
+      document.body.append(form);
+    }
     const mark = document.createElement("input");
     mark.type = "hidden";
     mark.name = "confirmed";

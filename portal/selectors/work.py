@@ -11,8 +11,9 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from portal.selectors import moves, use
+from portal.selectors import moves, stops, use
 from portal.selectors.moves import Move
+from portal.selectors.stops import Stop
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
     Allocation,
@@ -65,6 +66,7 @@ class Piece:
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
     eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
+    stop: Stop | None = None  # who stopped it, or is stopping it, by hand
     move: Move | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
 
     @property
@@ -95,6 +97,8 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     evictions = Decision.objects.filter(workload__in=made_room, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
         found[decision.workload_id].eviction = decision
+    for pk, stop in stops.of_workloads(piece.workload for piece in found.values()).items():
+        found[pk].stop = stop
     gone = {piece.run.pk: piece for piece in found.values() if piece.run is not None and _had_to_go(piece.workload)}
     if gone:
         for run_id, move in moves.of_runs(gone).items():

@@ -57,7 +57,7 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         "heading": "My work" if panels or pieces else "Today",
         "cards": [{**home_cards.card(piece, user, currency, now), **_sooner(piece, now)} for piece in pieces],
         "more": len(found) > MOST_CARDS,
-        "ended": [_ended_row(piece, currency) for piece in ended],
+        "ended": [_ended_row(piece, user, currency) for piece in ended],
         "panels": [_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
         "operations": _operations(user, now),
@@ -105,14 +105,14 @@ def _sooner(piece: Piece, now: datetime) -> dict[str, Any]:
     return {"sooner": queue.alternatives(workload, known[: queue.MOST_ON_A_CARD], now)}
 
 
-def _ended_row(piece: Piece, currency: str) -> dict[str, Any]:
+def _ended_row(piece: Piece, user: User, currency: str) -> dict[str, Any]:
     workload = piece.workload
     ran = workload.ended_at - workload.started_at if workload.started_at and workload.ended_at else None
     return {
         "workload": workload,
         "url": home_cards.page_of(workload),
         "state": home_cards.ended_state(workload.outcome),
-        "word": wording.state_word(workload)[1],
+        "word": home_cards.state_word(piece, user),
         "asked": home_cards.asked(workload),
         "ran": duration(ran) if ran is not None else "did not run",
         "cost": money(Decimal("0.00") if workload.started_at is None else piece.cost, currency),

@@ -30,6 +30,7 @@ def card(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, An
     made: dict[str, Any] = {
         "id": f"card-{workload.public_id}",
         "state": shown_state(workload),
+        "state_label": state_word(piece, user) if workload.state == WorkloadState.ENDED else "",
         "title": workload.name,
         "url": page_of(workload),
         "what": what(piece, currency),
@@ -203,12 +204,31 @@ def _stop(workload: Workload, small: bool) -> dict[str, Any]:
     }
 
 
+def state_word(piece: Piece, user: User) -> str:
+    """The word of a workload's state; of one that a person stopped, by whom."""
+    by = "" if piece.stop is None else "you" if piece.stop.user_id == user.pk else piece.stop.name
+    return wording.state_word(piece.workload, by)[1]
+
+
+def who_stopped(piece: Piece, user: User) -> dict[str, Any]:
+    """Numbers of the reason ``cancelled``."""
+    ran = piece.workload.attempt > 0
+    if piece.stop is None:
+        return {"ran": ran}
+    by = "You" if piece.stop.user_id == user.pk else piece.stop.name
+    return {"ran": ran, "by": by, "why": piece.stop.why}
+
+
 def how_it_ended(piece: Piece, user: User) -> str:
     """In a sentence; empty while it has not ended."""
     workload = piece.workload
     if workload.state != WorkloadState.ENDED:
         return ""
-    behind = piece.move.numbers if piece.move is not None and piece.move.code == workload.outcome else {}
+    behind: dict[str, Any] = {}
+    if piece.stop is not None:
+        behind = who_stopped(piece, user)
+    elif piece.move is not None and piece.move.code == workload.outcome:
+        behind = piece.move.numbers
     return wording.reason(workload.outcome, {**workload.outcome_numbers, **behind}, user)
 
 
@@ -267,6 +287,9 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
         what_for = "and leaves its host" if piece.move else "to make room"
         return {"warn": True, "text": f"It writes a checkpoint {what_for}. {_why_it_goes(piece, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
+        if piece.stop is not None:
+            by = "you" if piece.stop.user_id == user.pk else piece.stop.name
+            return {"text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."}
         return {"text": f"It is being stopped. {_why_it_goes(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
@@ -306,7 +329,7 @@ def _why_it_goes(piece: Piece, user: User) -> str:
     if piece.eviction is not None:
         numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
         return wording.reason(piece.eviction.code, numbers, user)
-    return wording.reason(piece.workload.stop_requested, {}, user)
+    return wording.reason(piece.workload.stop_requested, who_stopped(piece, user), user)
 
 
 def _idle_since(workload: Workload, now: datetime) -> str:

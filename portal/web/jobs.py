@@ -171,7 +171,7 @@ def tab_context(
     if tab == "log":
         context |= _log_tab(request, workload, user)
     elif tab == "attempts":
-        context["attempts"] = [_attempt(found, user) for found in work.attempts(workload)]
+        context["attempts"] = [_attempt(found, piece, user) for found in work.attempts(workload)]
     elif tab == "use":
         context |= _use_tab(workload, now)
     elif tab == "cost":
@@ -219,11 +219,13 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
     return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
 
 
-def _attempt(found: dict[str, Any], user: User) -> dict[str, Any]:
+def _attempt(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
     runs: list[Run] = found["runs"]
     first = runs[0]
     outcome = next((run.outcome for run in runs if run.outcome), "")
-    numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None)}
+    numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None), "ran": True}
+    if piece.stop is not None and found["number"] == piece.workload.attempt:
+        numbers |= home_cards.who_stopped(piece, user)
     move: Move | None = found["move"]
     why = wording.reason(outcome, numbers, user) if outcome else ""
     if move is not None:
@@ -380,7 +382,7 @@ def rows_of(pieces: list[Piece], user: User, currency: str, now: datetime) -> li
                 "workload": workload,
                 "url": home_cards.page_of(workload),
                 "state": state,
-                "word": wording.state_word(workload)[1] if state != "idle" else "Idle",
+                "word": home_cards.state_word(piece, user) if state != "idle" else "Idle",
                 "what": home_cards.holds(piece.held) or home_cards.asked(workload),
                 "where": home_cards.where(piece.held),
                 "simulated": piece.simulated,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.portal.web.work_samples import run_job
 from tests.world import PASSWORD, World
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -56,3 +57,19 @@ def test_nothing_covers_a_field_of_the_request_form(world: World, live_server: A
             field, below = page.locator(f"[name={name}]").bounding_box(), bar.bounding_box()
             assert field is not None and below is not None
             assert field["y"] + field["height"] <= below["y"], (name, width)
+
+
+def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}/notebooks/{desk.public_id}/")
+    page.locator("#live-part").get_by_role("button", name="Stop", exact=True).click()
+    page.evaluate("const part = document.getElementById('live-part'); part.outerHTML = part.outerHTML;")
+    with page.expect_navigation():
+        page.locator("#confirm").get_by_role("button", name="Stop desk").click()
+    expect(page.get_by_text("desk is being stopped.")).to_be_visible()
+    desk.refresh_from_db()
+    assert (desk.state, desk.stop_requested) == ("stopping", "cancelled")
+    expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")

@@ -394,6 +394,28 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
     assert "failed" not in client.get(reverse("notebook", args=[desk.public_id])).content.decode()
 
 
+def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) -> None:
+    desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
+    waiting = make_waiting(world, world.vision, "later")
+    lead, owner = signed_in(world.vision.lead), signed_in(world.vision.member)
+    lead.post(reverse("workload-cancel", args=[desk.public_id]), {"confirmed": "1", "why": "the GPU is needed"})
+    owner.post(reverse("workload-cancel", args=[waiting.public_id]), {"confirmed": "1"})
+    name = world.vision.lead.username
+    page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
+    assert f"It is being stopped by {name}: the GPU is needed." in page
+    Workload.objects.filter(pk=desk.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
+    page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
+    assert f"{name} stopped it: the GPU is needed." in page
+    assert f"Stopped by {name}" in page
+    assert "Cancelled" not in page
+    for listed in ("home", "notebooks"):
+        assert f"Stopped by {name}" in owner.get(reverse(listed)).content.decode()
+    assert "Stopped by you" in lead.get(reverse("notebooks")).content.decode()
+    job = owner.get(reverse("job", args=[waiting.public_id])).content.decode()
+    assert "You took it out of the queue." in job
+    assert "Taken back by you" in job
+
+
 # -- the request form --------------------------------------------------------------------------------------------------
 
 
