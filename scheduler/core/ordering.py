@@ -29,7 +29,7 @@ OLDEST_AFTER = 24 * 3600
 LARGE_OLDEST_AFTER = 6 * 3600
 LARGE_UNITS = 8
 
-TeamKey = tuple[int, float, int, int, int]
+TeamKey = tuple[int, float, bool, int, int, int]
 
 
 def place_in_line(queued: Queued) -> int:
@@ -154,20 +154,21 @@ class TeamLine:
         self.skipped: dict[int, Queued] = {}  # group -> the last of it that was passed over since the last turn
         self._turns = self._in_order()
 
-    def next(self) -> tuple[Queued, Group, list[Queued]] | None:
-        """Whose turn it is, its group, and the last of each group passed over on the way to it."""
+    def next(self) -> tuple[Queued, Group, bool, list[Queued]] | None:
+        """Whose turn it is, its group, has it waited too long, and the last of each group passed over on the way."""
         found = next(self._turns, None)
         if found is None:
             return None
         skipped, self.skipped = list(self.skipped.values()), {}
         return *found, skipped
 
-    def _in_order(self) -> Iterator[tuple[Queued, Group]]:
+    def _in_order(self) -> Iterator[tuple[Queued, Group, bool]]:
         for priority in sorted(self.by_priority, reverse=True):
             groups = self.by_priority[priority]
             aged = self._aged(groups)
-            yield from aged
-            yield from self._by_place(groups, self.elsewhere | {queued.id for queued, _ in aged})
+            yield from ((*one, True) for one in aged)
+            rest = self._by_place(groups, self.elsewhere | {queued.id for queued, _ in aged})
+            yield from ((*one, False) for one in rest)
 
     def _aged(self, groups: list[Group]) -> list[tuple[Queued, Group]]:
         """The oldest when it waited too long, and the oldest large one, in order of submission."""
@@ -299,16 +300,19 @@ class Line:
     def _push(self, heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]], lane_team: tuple[int, int]) -> None:
         found = self.lines[lane_team].next()
         if found is not None:
-            queued, group, skipped = found
+            queued, group, aged, skipped = found
             # Its turn does not come before that of those in front of it, looked at or passed over.
-            key = max(self._key(lane_team[0], one) for one in (queued, *skipped))
+            key = max(
+                [self._key(lane_team[0], queued, aged), *(self._key(lane_team[0], one, False) for one in skipped)]
+            )
             heapq.heappush(heap, (key, lane_team, queued, group))
 
-    def _key(self, lane: int, queued: Queued) -> TeamKey:
-        """Lane, the team's claim, fair share among borrowers, place in line, id."""
+    def _key(self, lane: int, queued: Queued, aged: bool) -> TeamKey:
+        """Lane, the team's claim, fair share among borrowers, then who waited too long by submission, place in line, id."""
         claim = self._claim(queued) if lane == 2 else 0
         share = self.shares.get(queued.team, 0.0) if claim == 2 else 0.0
-        return lane * 3 + claim, share, place_in_line(queued), queued.team, queued.id
+        place = queued.submitted if aged else place_in_line(queued)
+        return lane * 3 + claim, share, not aged, place, queued.team, queued.id
 
     def _claim(self, queued: Queued) -> int:
         """0 wholly within the guarantee, 1 of a team below its guarantee, 2 borrowing."""

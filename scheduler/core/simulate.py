@@ -135,6 +135,9 @@ class Simulation:
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.number = count()
         self.changed = True  # something a plan could answer to
+        # Pools in which somebody could be told to go: for a guarantee, or for higher priority.
+        self.contested = {quota.pool for quota in snapshot.quotas if quota.guaranteed}
+        self.priorities: dict[int, set[int]] = defaultdict(set)
         for use in snapshot.decayed_use:
             self.use[use.team, use.pool] = use.slot_seconds
         for running in snapshot.running:
@@ -142,6 +145,7 @@ class Simulation:
         for queued in snapshot.queued:
             self.queued[queued.id] = Job(Arrival(start, queued, queued.predicted_seconds), queued)
             self.stale_queued.add(queued.id)
+            self._note_priority(queued.pool, queued.priority)
         for reservation in snapshot.reservations:
             self._book(reservation)
 
@@ -179,9 +183,15 @@ class Simulation:
     def arrive(self, arrival: Arrival) -> None:
         job = Job(arrival, arrival.queued if self.foresee is None else self.foresee(arrival.queued))
         self.queued[arrival.queued.id] = job
+        self._note_priority(job.queued.pool, job.queued.priority)
         self._queue_event(job)
         if arrival.queued.not_before > self.now:
             self.at(arrival.queued.not_before, self._touch)
+
+    def _note_priority(self, pool: int, priority: int) -> None:
+        self.priorities[pool].add(priority)
+        if len(self.priorities[pool]) > 1:
+            self.contested.add(pool)
 
     def _queue_event(self, job: Job) -> None:
         self.changed = True
@@ -197,6 +207,7 @@ class Simulation:
         arrival = Arrival(running.started, queued, queued.predicted_seconds)
         job = Job(arrival, queued, attempt=1 + running.evictions, running=running)
         self._holds(running, 1)
+        self._note_priority(running.pool, running.priority)
         self.running[running.id] = job
         leaves = running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
         job.ends = max(self.now, min(leaves, running.until))
@@ -302,7 +313,8 @@ class Simulation:
         if arrival.checkpoint_seconds:
             self.checkpointing.add(queued.id)
         self.at(job.ends, lambda: self._end(job, running))
-        if queued.preemptible and self.queued:  # from then on it may have to make room for who waits now
+        if queued.preemptible and self.queued and queued.pool in self.contested:
+            # From then on it may have to make room for who waits now.
             self.at(self.now + self.policies[queued.pool].minimum_runtime_seconds, self._touch)
         self.tell(
             Event(
