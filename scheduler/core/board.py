@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -249,11 +250,13 @@ class Board:
         place = bisect_left(times, time)
         return times[place] if place < len(times) else NEVER
 
-    def shortest_alike(self, seconds: int) -> int:
-        """The shortest expected run time that may use the same units set aside for others as one of ``seconds``."""
+    def shortest_alike(self, queued: Queued, expected: int) -> tuple[int, int]:
+        """(expected, longest): who is expected to run so long at least, and may, gets no unit that this workload, expected
+        to run for ``expected`` seconds, did not get."""
         times = self.promise_times(HOLDS)
-        place = bisect_left(times, self.now + seconds)
-        return times[place - 1] - self.now + 1 if place else 0
+        place = bisect_left(times, self.now + expected)
+        others = self.promise_times(MAINTENANCE) or self.promise_times(RESERVATIONS)
+        return times[place - 1] - self.now + 1 if place else 0, queued.max_runtime_seconds if others else 0
 
     def clear_of(self, bounds: tuple[int, ...]) -> Mask | None:
         """Units promised no sooner than the bounds for holds, maintenance and reservations; 0 is no bound, None all."""

@@ -59,14 +59,17 @@ class Group:
     def __init__(self) -> None:
         self.members: list[tuple[int, int, Queued]] = []  # (place in line, id, row), in order
         self.ages: list[tuple[int, int, Queued]] = []  # (submitted, id, row), in order
+        self.lengths: list[tuple[int, int]] = []  # (expected run time, id), in order
 
     def add(self, queued: Queued) -> None:
         insort(self.members, (place_in_line(queued), queued.id, queued))
         insort(self.ages, (queued.submitted, queued.id, queued))
+        insort(self.lengths, (expected_seconds(queued), queued.id))
 
     def remove(self, queued: Queued) -> None:
         del self.members[bisect_left(self.members, (place_in_line(queued), queued.id))]
         del self.ages[bisect_left(self.ages, (queued.submitted, queued.id))]
+        del self.lengths[bisect_left(self.lengths, (expected_seconds(queued), queued.id))]
 
     @property
     def first(self) -> Queued:
@@ -83,7 +86,7 @@ class Queue:
     def __init__(self, ground: Ground, policy: Policy) -> None:
         self.ground, self.policy = ground, policy
         self.by_id: dict[int, Queued] = {}
-        self.groups: dict[Hashable, Group] = {}
+        self.groups: dict[tuple[int, Hashable], Group] = {}
         self.apart: dict[int, Queued] = {}  # looked at one by one in every cycle
         self.earmarked: dict[int, Queued] = {}  # those that units are kept for
 
@@ -125,18 +128,19 @@ class Queue:
         rows = [self.by_id[workload] for workload in sorted(workloads) if workload not in self.apart]
         return [row for row in rows if id(self.groups[self._key(row)]) in standing]
 
-    def asks(self) -> Iterator[tuple[Ask, int]]:
+    def asks(self) -> list[tuple[Ask, int]]:
         """Every ask that waits, and how often; equal asks may come up more than once."""
-        for group in self.groups.values():
-            yield group.first.ask, len(group.members)
-        for queued in self.apart.values():
-            yield queued.ask, 1
+        found: dict[int, list[Group]] = defaultdict(list)
+        for (number, _), group in self.groups.items():
+            found[number].append(group)
+        alike = [(groups[0].first.ask, sum(len(group.members) for group in groups)) for groups in found.values()]
+        return [*alike, *((queued.ask, 1) for queued in self.apart.values())]
 
     def rows(self) -> list[Queued]:
         """All of them, in the order of their ids."""
         return [self.by_id[workload] for workload in sorted(self.by_id)]
 
-    def _key(self, queued: Queued) -> Hashable:
+    def _key(self, queued: Queued) -> tuple[int, Hashable]:
         user = 0 if self.policy.most_slots_per_user is None else queued.user
         number = self.ground.ask_number(queued.ask)
         who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.evicted_by
@@ -244,11 +248,14 @@ class Hopeless:
 
     def note(self, group: Group, queued: Queued, alike: Alike) -> None:
         """A member got nothing, and so will those alike."""
+        if alike is Alike.AS_LONG:
+            expected, longest = self.board.shortest_alike(queued, expected_seconds(queued))
+            if group.lengths[0][0] >= expected and longest == 0:
+                alike = Alike.ALL  # nobody of the group is shorter
+            else:
+                self._from.setdefault(id(group), []).append((expected, longest))
         if alike is Alike.ALL:
             self._whole.add(id(group))
-        elif alike is Alike.AS_LONG:
-            times = self.board.shortest_alike(expected_seconds(queued)), queued.max_runtime_seconds
-            self._from.setdefault(id(group), []).append(times)
 
     def whole(self, group: Group) -> bool:
         return id(group) in self._whole

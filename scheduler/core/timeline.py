@@ -386,12 +386,11 @@ class Forecast:
     def __init__(self, board: Board, promises: Promises) -> None:
         self.board, self.promises = board, promises
         self.free_at = self._free_at()
-        ends = {s.end for s in promises.fixed} | {s.start for s in promises.fixed}
-        known = set(np.unique(self.free_at[self.free_at < NEVER]).tolist())
-        moments = sorted(known | {t for t in ends if t > board.now} | {board.now})
+        promised = [moment for s in promises.fixed for moment in (s.start, s.end) if moment > board.now]
+        moments = np.unique(np.array([board.now, *promised, *self.free_at[self.free_at < NEVER].tolist()]))
         if len(moments) > MOMENTS:
-            moments = [moments[(i * (len(moments) - 1)) // (MOMENTS - 1)] for i in range(MOMENTS)]
-        self.moments = np.array(sorted(set(moments)), dtype=np.int64)
+            moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
+        self.moments: Ints = moments.astype(np.int64)
         self.profiles: dict[int, Ints] = {}
 
     def _free_at(self) -> Ints:

@@ -278,7 +278,7 @@ class Waiting:
         if self.holds < PLACES_HELD:
             self.holds += 1
             held = self._hold(queued, kind, hosts, start)
-        return start, self._blockers(kind, hosts, start), held
+        return start, self._blockers(kind, hosts, start) if self.explain else (), held
 
     def _start_by_pace(self, queued: Queued) -> int | None:
         """Deep in the queue: after the last forecast start, the time the pool needs for the work in between."""

@@ -73,6 +73,7 @@ def key_of(row: Any) -> Any:
 
 
 TABLES = tuple(f.name for f in fields(Snapshot) if f.name != "epoch")
+GONE = {name: f"{name}_gone" for name in TABLES}
 
 
 def in_order(snapshot: Snapshot) -> Snapshot:
@@ -137,7 +138,7 @@ class Standing:
     def _change_rows(self, name: str, delta: Delta) -> dict[Any, Any]:
         """Change one table; what changed: the old row by key, None where there was none."""
         rows, changed = self._rows[name], {}
-        for gone in getattr(delta, f"{name}_gone"):
+        for gone in getattr(delta, GONE[name]):
             key = key_of(gone) if isinstance(gone, Maintenance) else gone
             if key in rows:
                 changed[key] = rows.pop(key)
