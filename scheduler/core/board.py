@@ -93,8 +93,7 @@ class Board:
         }
         self._promise_times: dict[str, list[int]] = {}
         self._clear_of: dict[tuple[int, ...], Mask] = {}
-        self.waste: list[int] | None = None  # made by fit when first needed
-        self.rank_tables: dict[int, Ints] = {}
+        self.rankings: dict[str, Any] = {}  # by profile: ``ranking.Ranking``, made by fit when first needed
 
     # -- reading the facts ------------------------------------------------------------------------------------------
 

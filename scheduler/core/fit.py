@@ -1,23 +1,24 @@
 """Where an ask fits: which hosts and units may serve it, and which of them is best.
 
-A place is better the less it spoils the pool for the asks the pool really gets: each host's *waste* is what is left
-idle when it is filled with asks of one size after another, weighted by how common each size is; the place whose waste
-grows least wins, then the one that leaves least free, then the lower host. ``place_ranks`` is the one function to
-replace for another rule. Slices go on the GPU used most; units of a host come from one NVLink group if they can.
+Which place is best is the placement rule's to say (``ranking``), among those that keep together what belongs together:
+slices and shares go on the GPU used most; units of a host come from one NVLink island if they can; the hosts of a gang from
+one island that spans hosts, else from one rack, else from as few racks as will do.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, RESERVATIONS, Board, Ints, Mask, both
+from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board, Ints, Mask, both
 from scheduler.core.model import WHOLE, Ask, Queued
+from scheduler.core.ranking import Ranking, Terms
+from scheduler.core.topology import islands, nearest_first
 
 NOTHING: frozenset[str] = frozenset()
 EVERYTHING = frozenset({HOLDS, MAINTENANCE, RESERVATIONS})
+TOGETHER = 1 << 40  # outweighs every difference the placement rule can make
 
 
 def expected_seconds(queued: Queued) -> int:
@@ -113,12 +114,12 @@ def choose(
     if len(hosts) < ask.hosts:
         return None
     free = board.free if available is None else available
-    keys = place_ranks(board, ask, kind, counts[hosts], hosts, free)
+    keys = place_ranks(board, ask, kind, counts[hosts], hosts, free, beside)
     if ask.hosts == 1 and not ask.nvlink:
         return pick_on_host(board, ask, kind, int(hosts[int(np.argmin(keys))]), free)
     chosen: list[int] = []
     found = 0
-    for host in near_each_other(board, ask, hosts[np.argsort(keys, kind="stable")]):
+    for host in nearest_first(board.ground, ask.hosts, hosts[np.argsort(keys, kind="stable")]):
         units = pick_on_host(board, ask, kind, int(host), free)
         if units is not None:
             chosen += units
@@ -128,14 +129,46 @@ def choose(
     return None
 
 
-def place_ranks(board: Board, ask: Ask, kind: int, counts: Ints, hosts: Ints, free: Mask) -> Ints:
-    """The rank of each candidate host, lower is better; equal ranks fall to the lower host."""
+def place_ranks(
+    board: Board, ask: Ask, kind: int, counts: Ints, hosts: Ints, free: Mask, beside: Beside | None = None
+) -> Ints:
+    """The rank of each candidate host, lower is better; equal ranks fall to the lower host.
+
+    First what keeps things together (slices and shares on a GPU that is in use already, several units in one NVLink
+    island), then the placement rule.
+    """
+    cpu = board.cpu_free if beside is None else beside.cpu_milli
+    memory = board.memory_free if beside is None else beside.memory_mib
+    ranks = ranking(board, ask.profile).ranks(ask, kind, counts, cpu[hosts], memory[hosts])
     if ask.profile != WHOLE:
-        return -fullest_gpu(board, kind, free)[hosts] * 1024 + counts
-    ranks = board.rank_tables.get(ask.units)
-    if ranks is None or len(ranks) <= int(counts.max(initial=0)):
-        ranks = board.rank_tables[ask.units] = rank_table(waste_table(board), ask.units)
-    return ranks[counts]
+        return ranks - TOGETHER * fullest_gpu(board, kind, free)[hosts]
+    if ask.units > 1 and islands(board.ground).matter:
+        return ranks + TOGETHER * (largest_island(board, kind, free)[hosts] < ask.units)
+    return ranks
+
+
+def ranking(board: Board, profile: str) -> Ranking:
+    """The placement rule for units of one profile, made when first needed in a cycle."""
+    known = board.rankings.get(profile)
+    if known is None:
+        known = board.rankings[profile] = Ranking(board, profile)
+    return known
+
+
+def terms(board: Board, ask: Ask, kind: int, host: int) -> Terms:
+    """The placement rule's terms for an ask on a host (by index), as it is free now; see ``Terms``."""
+    count, cpu, memory = board.counts[kind][host], board.cpu_free[host], board.memory_free[host]
+    return ranking(board, ask.profile).terms(ask, kind, int(count), int(cpu), int(memory))
+
+
+def largest_island(board: Board, kind: int, free: Mask) -> Ints:
+    """Per host: the most takeable units of a kind within one NVLink island."""
+    within = islands(board.ground)
+    chosen = np.flatnonzero(free & (board.kind == kind) & (within.of >= 0))
+    members = np.bincount(within.of[chosen], minlength=len(within.host))
+    largest = np.zeros(len(board.hosts), dtype=np.int64)
+    np.maximum.at(largest, within.host, members)
+    return largest
 
 
 def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
@@ -144,43 +177,6 @@ def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
     fullest = np.zeros(len(board.hosts), dtype=np.int64)
     np.maximum.at(fullest, board.host_of[chosen], board.gpu_used[board.gpu_of[chosen]])
     return fullest
-
-
-def waste_table(board: Board) -> list[int]:
-    """``table[k]``: expected idle units, in thousandths, once a host with k free ones was filled by the mix of asks."""
-    if board.waste is None:
-        mix = Counter({1: 1})  # a pool nobody asked anything of is judged by single units
-        for ask, count in board.facts.queue.asks():
-            mix[ask.units] += ask.hosts * count
-        for (_, units, _, _), count in board.facts.occupancy.shapes.items():
-            mix[units] += count
-        largest = int(np.diff(board.first_unit).max(initial=0))
-        total = sum(mix.values())
-        board.waste = [sum(p * (k % n) for n, p in mix.items()) * 1000 // total for k in range(largest + 1)]
-    return board.waste
-
-
-def rank_table(waste: list[int], need: int) -> Ints:
-    """``table[k]``: how good it is to take ``need`` units where k are free, 0 is best."""
-    order = sorted(range(need, len(waste)), key=lambda k: (waste[k - need] - waste[k], k))
-    table = np.full(len(waste), NEVER, dtype=np.int64)
-    for rank, k in enumerate(order):
-        table[k] = rank
-    return table
-
-
-def near_each_other(board: Board, ask: Ask, hosts: Ints) -> Ints:
-    """The hosts of a gang, those of the one rack that holds it best first; ``hosts`` come best first."""
-    if ask.hosts == 1 or not board.has_racks:
-        return hosts
-    by_rack: dict[str, list[int]] = {}
-    for host in hosts:
-        by_rack.setdefault(board.rack_of[int(host)], []).append(int(host))
-    whole = [rack for rack, members in by_rack.items() if rack and len(members) >= ask.hosts]
-    if not whole:
-        return hosts
-    best = min(whole, key=lambda rank: (len(by_rack[rank]), rank))
-    return np.array(by_rack[best] + [int(h) for h in hosts if board.rack_of[int(h)] != best], dtype=np.int64)
 
 
 def pick_on_host(board: Board, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:

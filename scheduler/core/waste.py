@@ -192,6 +192,27 @@ class Waste:
             best = np.where(rows >= milli[share, None], rows, AMPLE).argmin(axis=1)
             gpu[share, best] -= milli[share]
 
+    def of_alike(self, klass: int, most: int, cpu: int, memory: int) -> tuple[Ints, int, int]:
+        """The waste of nodes of one class with 0, 1, ... ``most`` untouched GPUs free and no others, and the most CPU and
+        memory that any batch used: a short way for pools whose asks are whole units only.
+        """
+        free = np.repeat(np.arange(most + 1, dtype=np.int64), self.batches)
+        batch = np.tile(np.arange(self.batches), most + 1)
+        over = (self.asked_before[klass][batch] >= OFFERED_AT_LEAST) & (
+            self.offered_before[klass][batch] >= (OFFERED_TIMES * MILLI * free)[:, None]
+        )
+        waits = self.serves[klass][batch] & ~over
+        left_cpu, left_memory = np.full(len(free), cpu, dtype=np.int64), np.full(len(free), memory, dtype=np.int64)
+        for place in range(BATCH):
+            whole, needs_cpu = self.whole[batch, place], self.cpu[batch, place]
+            needs_memory = self.memory[batch, place]
+            on = waits[:, place] & (whole <= free) & (needs_cpu <= left_cpu) & (needs_memory <= left_memory)
+            free -= whole * on
+            left_cpu -= needs_cpu * on
+            left_memory -= needs_memory * on
+        waste = free.reshape(most + 1, self.batches).sum(axis=1) * MILLI
+        return waste, cpu - int(left_cpu.min()), memory - int(left_memory.min())
+
 
 def _column(values: list[int], drawn: Ints) -> Small:
     return np.array(values, dtype=np.int32)[drawn]

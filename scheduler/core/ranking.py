@@ -1,0 +1,213 @@
+"""How good each host of a pool is for an ask: the placement rule (``placement``) on a board.
+
+A board's units are held whole, so a host is, to the rule, so many alike free units of a kind with CPU and memory beside
+them. CPU and memory are told apart in ``LEVELS`` steps of what the pool's asks could use on a full host; all that is ample
+is alike. What a host is worth is thus a small table, made once for a mix of asks, and an ask's ranks are looked up in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from scheduler.core.board import Board, Ints
+from scheduler.core.model import Ask
+from scheduler.core.placement import REFRESH
+from scheduler.core.scarcity import FINE, Prices
+from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste
+
+LEVELS = 8
+NEEDS_KNOWN = 64  # the commonest needs of a pool make its mix; the rest are too rare to matter
+# What a pool is thought to be asked for before it was asked for anything, in units on a host and how often. It stays in
+# the mix, where it stops mattering as real asks come in.
+PRIOR = ((1, 8), (2, 2), (4, 2), (8, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Why a host was chosen, in thousandths of a unit: the rule's terms. The gain is what the four make together."""
+
+    waste_before: int
+    waste_after: int
+    model_price: int
+    slot_price: int
+
+    @property
+    def gain(self) -> int:
+        return self.waste_before - self.waste_after - self.model_price - self.slot_price
+
+
+def even_out(mix: Mix) -> Mix:
+    """The same mix with each share of it rounded to a power of two, and the rarest needs left out.
+
+    One ask more or less then hardly ever changes the mix, and what was worked out for it stays of use.
+    """
+    kept = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[:NEEDS_KNOWN]
+    total = sum(mix.weights)
+    return Mix.of((need, _power_of_two((weight << 16) // total)) for weight, need in kept)
+
+
+def _power_of_two(value: int) -> int:
+    """The power of two nearest by ratio, at least 1."""
+    below = 1 << max(0, value.bit_length() - 1)
+    return 2 * below if value * value >= 2 * below * below else below
+
+
+class HostWaste:
+    """The waste of hosts of each class by (CPU level, memory level, free units); cells are worked out when first met."""
+
+    def __init__(self, mix: Mix, most: tuple[int, ...]) -> None:
+        """``most``: the most units of each class on one host."""
+        self.most = most
+        self.waste = Waste(mix, len(most))
+        self.cpu_step: list[int] = []
+        self.memory_step: list[int] = []
+        self.tables: list[Ints] = []  # class: (level of CPU, level of memory, free units)
+        self._made: set[tuple[int, int, int]] = set()
+        for klass, units in enumerate(most):
+            table = np.zeros((LEVELS + 1, LEVELS + 1, units + 1), dtype=np.int64)
+            table[LEVELS, LEVELS], cpu, memory = self.waste.of_alike(klass, units, AMPLE, AMPLE)
+            self._made.add((klass, LEVELS, LEVELS))
+            self.tables.append(table)
+            self.cpu_step.append(-(-cpu // LEVELS))
+            self.memory_step.append(-(-memory // LEVELS))
+
+    def table(self, klass: int, levels: set[tuple[int, int]]) -> Ints:
+        """The table of a class, with these (CPU, memory) levels filled in."""
+        for cpu, memory in sorted(levels):
+            if (klass, cpu, memory) not in self._made:
+                self._made.add((klass, cpu, memory))
+                self.tables[klass][cpu, memory], _, _ = self.waste.of_alike(
+                    klass,
+                    self.most[klass],
+                    self._amount(cpu, self.cpu_step[klass]),
+                    self._amount(memory, self.memory_step[klass]),
+                )
+        return self.tables[klass]
+
+    @staticmethod
+    def _amount(level: int, step: int) -> int:
+        return AMPLE if level == LEVELS else level * step
+
+
+@lru_cache(maxsize=64)
+def host_waste(mix: Mix, most: tuple[int, ...]) -> HostWaste:
+    """The tables for a mix, kept from cycle to cycle; they depend on nothing else."""
+    return HostWaste(mix, most)
+
+
+class Ranking:
+    """The rule for the units of one profile on one board."""
+
+    def __init__(self, board: Board, profile: str) -> None:
+        self.board = board
+        self.kinds = [i for i, kind in enumerate(board.kinds) if kind.profile == profile]
+        self.class_of = {kind: klass for klass, kind in enumerate(self.kinds)}
+        size = len(board.hosts)
+        most = [
+            int(np.bincount(board.host_of[board.kind == kind], minlength=size).max(initial=0)) for kind in self.kinds
+        ]
+        self.mix = even_out(self._asked(profile))
+        self.wasted = host_waste(self.mix, tuple(most))
+        self.prices = Prices(self.mix, len(self.kinds), self.wasted.waste.batches)
+        self.room_worth: list[Ints] = []  # class: what the slots of a host are worth by (level of CPU, free units)
+        self._slots = [self._slots_by_state(klass) for klass in range(len(self.kinds))]
+        self._roomy: dict[tuple[int, int], Ints] = {}
+        self._priced_at = -REFRESH
+
+    def _asked(self, profile: str) -> Mix:
+        """What waits and what runs, as asks per host; running work is taken to fit on any model, since it says no other."""
+        board, every = self.board, (1 << len(self.kinds)) - 1
+        asked = [(Need(units, MILLI, 0, 0, every), weight) for units, weight in PRIOR]
+        for ask, count in board.facts.queue.asks():
+            classes = sum(1 << self.class_of[kind] for kind in board.kinds_for(ask)) if ask.profile == profile else 0
+            if classes:
+                asked.append((Need(ask.units, MILLI, ask.cpu_milli, ask.memory_mib, classes), ask.hosts * count))
+        for (kind, units, cpu, memory), count in board.facts.occupancy.shapes.items():
+            if kind in self.class_of:
+                asked.append((Need(units, MILLI, cpu, memory, every), count))
+        return Mix.of(asked)
+
+    def ranks(self, ask: Ask, kind: int, counts: Ints, cpu: Ints, memory: Ints) -> Ints:
+        """The rank of hosts with so many units, CPU and memory free for an ask that fits them all; lower is better."""
+        self._look_at_prices()
+        klass = self.class_of[kind]
+        ample = self.wasted.cpu_step[klass] * LEVELS, self.wasted.memory_step[klass] * LEVELS
+        if cpu.min() >= ample[0] + ask.cpu_milli and memory.min() >= ample[1] + ask.memory_mib:
+            return self._roomy_ranks(klass, ask.units)[counts]
+        cpu_before, memory_before = self._levels(klass, cpu, memory)
+        cpu_after, memory_after = self._levels(klass, cpu - ask.cpu_milli, memory - ask.memory_mib)
+        levels = set(zip(cpu_before.tolist(), memory_before.tolist(), strict=True))
+        levels |= set(zip(cpu_after.tolist(), memory_after.tolist(), strict=True))
+        waste, worth, left = self.wasted.table(klass, levels), self.room_worth[klass], counts - ask.units
+        ranks: Ints = waste[cpu_after, memory_after, left] - waste[cpu_before, memory_before, counts]
+        ranks *= FINE
+        ranks += worth[cpu_before, counts] - worth[cpu_after, left]
+        return ranks
+
+    def terms(self, ask: Ask, kind: int, count: int, cpu: int, memory: int) -> Terms:
+        """The rule's terms for a host with so many units, CPU and memory free before an ask is put on it."""
+        self._look_at_prices()
+        klass, left = self.class_of[kind], count - ask.units
+        (before, after), (memory_before, memory_after) = self._levels(
+            klass, np.array([cpu, cpu - ask.cpu_milli]), np.array([memory, memory - ask.memory_mib])
+        )
+        cells = {(int(before), int(memory_before)), (int(after), int(memory_after))}
+        waste, worth, batches = self.wasted.table(klass, cells), self.room_worth[klass], self.wasted.waste.batches
+        return Terms(
+            waste_before=int(waste[before, memory_before, count]) // batches,
+            waste_after=int(waste[after, memory_after, left]) // batches,
+            model_price=ask.units * MILLI * int(self.prices.model_price[klass]) // self.prices.unit,
+            slot_price=int(worth[before, count] - worth[after, left]) // self.prices.unit,
+        )
+
+    def model_price(self, kind: int) -> int:
+        """What taking one unit of a kind costs the asks that can use no other, in score units."""
+        self._look_at_prices()
+        return int(self.prices.model_price[self.class_of[kind]])
+
+    def _roomy_ranks(self, klass: int, units: int) -> Ints:
+        """By free units, where CPU and memory are ample."""
+        ranks = self._roomy.get((klass, units))
+        if ranks is None:
+            waste, worth = self.wasted.tables[klass][LEVELS, LEVELS], self.room_worth[klass][LEVELS]
+            ranks = np.zeros(len(waste), dtype=np.int64)
+            ranks[units:] = (
+                FINE * (waste[: len(waste) - units] - waste[units:]) + worth[units:] - worth[: len(waste) - units]
+            )
+            self._roomy[klass, units] = ranks
+        return ranks
+
+    def _levels(self, klass: int, cpu: Ints, memory: Ints) -> tuple[Ints, Ints]:
+        return (
+            np.minimum(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS),
+            np.minimum(memory // max(1, self.wasted.memory_step[klass]), LEVELS),
+        )
+
+    def _slots_by_state(self, klass: int) -> Ints:
+        """Slots of each sort of room by (level of CPU, free units)."""
+        step, units = self.wasted.cpu_step[klass], self.wasted.most[klass] + 1
+        cpu = np.array([level * step for level in range(LEVELS)] + [AMPLE], dtype=np.int64)
+        whole = np.tile(np.arange(units), LEVELS + 1)
+        slots = self.prices.slots(np.full(len(whole), klass), np.repeat(cpu, units), whole)
+        return slots.reshape(LEVELS + 1, units, len(self.prices.rooms))
+
+    def _look_at_prices(self) -> None:
+        """New prices after every ``REFRESH`` placements, from what is free then."""
+        board, placed = self.board, len(self.board.placements)
+        if placed - self._priced_at < REFRESH:
+            return
+        self._priced_at = placed - placed % REFRESH
+        free, slots = [], np.zeros(len(self.prices.rooms), dtype=np.int64)
+        for klass, kind in enumerate(self.kinds):
+            counts = board.counts[kind]
+            free.append(int(counts.sum()) * MILLI)
+            levels = np.minimum(board.cpu_free // max(1, self.wasted.cpu_step[klass]), LEVELS)
+            units = self.wasted.most[klass] + 1
+            states = np.bincount(np.maximum(levels, 0) * units + counts, minlength=(LEVELS + 1) * units)
+            slots += (self._slots[klass].reshape(len(states), -1) * states[:, None]).sum(axis=0)
+        self.prices.refresh(free, slots.tolist())
+        self.room_worth = [(table * self.prices.slot_price).sum(axis=2) for table in self._slots]
+        self._roomy.clear()
