@@ -18,10 +18,12 @@ import click
 from cli import VERSION, login, output
 from cli.client import Client
 from cli.problems import NOT_FOUND, UNREACHABLE, USAGE, Problem
-from cli.words import Duration, Moment, ago, data_size, length, local
+from cli.words import Duration, Moment, ago, data_size, length, local, local_zone
 
 DURATION, MOMENT = Duration(), Moment()
 PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
+EVERY_DAY = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+WEEKDAYS = click.Choice(EVERY_DAY)
 TYPES = click.Choice(["training", "inference", "interactive", "other"])
 POLL_SECONDS = 1.0
 OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
@@ -401,6 +403,11 @@ def extend(session: Session, id_: str, seconds: int) -> None:
 @click.option("--for", "length_", type=DURATION, help="Instead of --end: such as 8h.")
 @click.option("--may-exceed-guarantee", is_flag=True, default=None, help="Ask to use what other teams are guaranteed.")
 @click.option("--why", "reason", help="For the one who approves.")
+@click.option("--on", "weekdays", multiple=True, type=WEEKDAYS, help="It recurs on this weekday; again for others.")
+@click.option("--every", type=click.Choice(["day", "weekday"]), help="Instead of --on.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day, when it recurs, such as 2026-03-31.")
+@click.option("--weeks", type=click.IntRange(1, 104), help="Instead of --until: for so many weeks.")
+@click.option("--time-zone", help="Whose clock a recurring one goes by; this machine's unless given.")
 @click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
 def create_reservation(
     session: Session,
@@ -410,9 +417,17 @@ def create_reservation(
     length_: int | None,
     reason: str | None,
     dry_run: bool,
+    weekdays: tuple[str, ...],
+    every: str | None,
+    until: datetime | None,
+    weeks: int | None,
+    time_zone: str | None,
     **given: Any,
 ) -> None:
     """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
+    days = {"day": EVERY_DAY, "weekday": EVERY_DAY[:5]}[every] if every else list(weekdays)
+    if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
+        raise click.UsageError("A recurring one needs --every or --on, one of the two, and --until or --weeks.")
     if (end is None) == (length_ is None):
         raise click.UsageError("Give --end or --for, one of the two.")
     if length_ is not None:
@@ -421,8 +436,13 @@ def create_reservation(
         except OverflowError:
             raise click.UsageError(f"--for {length_} seconds is beyond all calendars.") from None
     body = {"units": 1} | _body(session, given) | {"start": start, "end": end}
+    path = "reservations/"
+    if days:
+        path = "series/"
+        last = until or datetime.fromisoformat(start) + timedelta(days=7 * (weeks or 1) - 1)
+        body |= {"weekdays": days, "until": f"{last:%Y-%m-%d}", "time_zone": time_zone or local_zone()}
     if dry_run:
-        answer = session.client.post("reservations/preview/", body)
+        answer = session.client.post(f"{path}preview/", body)
         if session.json:
             return output.as_json(answer)
         output.say("It fits." if answer["fits"] else answer["sentence"])
@@ -430,10 +450,13 @@ def create_reservation(
             output.say(f"It would fit from {local(window['start'])} to {local(window['end'])}.")
         return None
     body |= {"name": name} | ({"why": reason} if reason else {})
-    answer = session.client.post("reservations/", body)
+    answer = session.client.post(path, body)
     if session.json:
         return output.as_json(answer)
-    if answer["reservation"]:
+    if answer.get("series"):
+        made = answer["series"]
+        return output.say(f"Confirmed: {made['name']} ({made['id']}), {len(made['occurrences'])} times.")
+    if answer.get("reservation"):
         made = answer["reservation"]
         return output.say(f"Confirmed: {made['name']} ({made['id']}), {local(made['start'])} to {local(made['end'])}.")
     return output.say(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")
@@ -475,6 +498,74 @@ def cancel_reservation(session: Session, id_: str, reason: str) -> None:
     found = _named(session.client, id_, "reservations/", "reservation")
     answer = session.client.post(f"reservations/{found['id']}/cancel/", {"why": reason})
     output.as_json(answer) if session.json else output.say(f"{answer['name']} is cancelled.")
+
+
+@command(reservation, "cancel-series")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_series(session: Session, id_: str, reason: str) -> None:
+    """Give up all that is left of a recurring reservation; ID is its own or that of an occurrence."""
+    try:
+        found = _named(session.client, id_, "reservations/", "reservation")["series"]
+    except Problem:
+        found = id_
+    if not found:
+        raise Problem(f"{id_} does not recur; give it up with: gpupool reservation cancel {id_}")
+    answer = session.client.post(f"series/{found}/cancel/", {"why": reason})
+    output.as_json(answer) if session.json else output.say(f"{answer['given_up']} occurrences are cancelled.")
+
+
+@command(reservation, "move")
+@click.argument("id_", metavar="ID")
+@click.option(
+    "--start", type=MOMENT, required=True, help="Its new start; as long as before unless --for says otherwise."
+)
+@click.option("--for", "length_", type=DURATION, help="Its new length.")
+@click.option("--why", "reason", help="For the one who approves.")
+def move_reservation(session: Session, id_: str, start: str, length_: int | None, reason: str | None) -> None:
+    """Give a reservation that has not begun another start."""
+    end = None if length_ is None else (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
+    _change(session, id_, {"start": start, "end": end, "why": reason})
+
+
+@command(reservation, "extend")
+@click.argument("id_", metavar="ID")
+@click.option("--by", type=DURATION, help="Such as 2h.")
+@click.option("--end", type=MOMENT, help="Its new end, instead of --by.")
+@click.option("--why", "reason", help="For the one who approves.")
+def extend_reservation(session: Session, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
+    """Let a reservation end later, where the calendar has room; one that has begun keeps its GPUs."""
+    _change_end(session, id_, by, end, reason)
+
+
+@command(reservation, "shorten")
+@click.argument("id_", metavar="ID")
+@click.option("--by", type=DURATION, help="Such as 2h.")
+@click.option("--end", type=MOMENT, help="Its new end, instead of --by.")
+def shorten_reservation(session: Session, id_: str, by: int | None, end: str | None) -> None:
+    """Let a reservation end earlier."""
+    _change_end(session, id_, None if by is None else -by, end, None)
+
+
+def _change_end(session: Session, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
+    if (by is None) == (end is None):
+        raise click.UsageError("Give --by or --end, one of the two.")
+    if by is not None:
+        found = _named(session.client, id_, "reservations/", "reservation")
+        id_, end = found["id"], (datetime.fromisoformat(found["end"]) + timedelta(seconds=by)).isoformat()
+    _change(session, id_, {"end": end, "why": reason})
+
+
+def _change(session: Session, id_: str, wanted: dict[str, Any]) -> None:
+    found = _named(session.client, id_, "reservations/", "reservation")
+    body = {name: value for name, value in wanted.items() if value}
+    answer = session.client.post(f"reservations/{found['id']}/change/", body)
+    if session.json:
+        return output.as_json(answer)
+    if answer["reservation"]:
+        made = answer["reservation"]
+        return output.say(f"{made['name']} is now {local(made['start'])} to {local(made['end'])}.")
+    return output.say(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")
 
 
 # -- quotas and approvals ----------------------------------------------------------------------------------------------

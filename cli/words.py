@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -87,3 +88,13 @@ def data_size(size: int | None, complete: bool = True) -> str:
 def local(text: str | None) -> str:
     """A moment in the local zone: ``2026-03-02 09:00``; a dash for none."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}" if text else "-"
+
+
+def local_zone() -> str:
+    """This machine's time zone by its name in the time zone database; UTC where it can't be told."""
+    named = os.environ.get("TZ", "").lstrip(":")
+    if named:
+        return named
+    place = os.path.realpath("/etc/localtime")
+    _, found, name = place.partition("/zoneinfo/")
+    return name if found else "UTC"

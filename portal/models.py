@@ -73,6 +73,8 @@ class Submission(models.Model):
 
     class Kind(models.TextChoices):
         RESERVATION = "reservation"
+        SERIES = "series", "recurring reservation"
+        WINDOW_CHANGE = "window_change", "another window"
         QUOTA_CHANGE = "quota_change"
         MEMBERSHIP = "membership"
 

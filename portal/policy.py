@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
-from scheduler.models import Gpu, Host, Pool, Project, Quota, Reservation, Team, Volume, Workload
+from scheduler.models import Gpu, Host, Pool, Project, Quota, Reservation, Series, Team, Volume, Workload
 from telemetry.models import Budget, Charge, Statement
 
 Viewer = User | AnonymousUser
@@ -30,7 +30,7 @@ def team_id_of(thing: Any) -> int | None:
         return int(thing.pk)
     if isinstance(thing, Project | Quota | Submission):
         return int(thing.team_id)
-    if isinstance(thing, Workload | Reservation):
+    if isinstance(thing, Workload | Reservation | Series):
         return int(thing.project.team_id)
     if isinstance(thing, Pool):
         return thing.team_id
@@ -271,6 +271,13 @@ def visible_reservations(user: Viewer) -> QuerySet[Reservation]:
     if sees_all_teams(user):
         return Reservation.objects.all()
     return Reservation.objects.filter(project__team__in=my_team_ids(user))
+
+
+def visible_series(user: Viewer) -> QuerySet[Series]:
+    """Recurring reservations of own teams; of all teams for operators and auditors."""
+    if sees_all_teams(user):
+        return Series.objects.all()
+    return Series.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_submissions(user: Viewer) -> QuerySet[Submission]:

@@ -105,6 +105,10 @@ class _Facts:
             return "GPUs"
         return " or ".join(value) if isinstance(value, list | tuple) else str(value)
 
+    def of_model(self) -> str:
+        """`` of H100-80GB``; empty where the numbers name no model."""
+        return f" of {self.model()}" if self.get("model", "models") else ""
+
     def several(self, name: str) -> bool:
         """Whether the number is above 1."""
         value = self.get(name)
@@ -174,7 +178,7 @@ REASONS: dict[str, Sentence] = {
     ),
     # why it waits: until somebody or something changes
     "over_quota": lambda f: (
-        f"Its team holds {f.slots('', 'held') or 'all it may'} of {f.model()}"
+        f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model()}"
         f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
         + (
             "It starts when work of its team ends."
@@ -219,6 +223,10 @@ REASONS: dict[str, Sentence] = {
     "behind_others": lambda f: (
         f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for {_counted(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
     ),
+    "behind_own_team": lambda f: (
+        f"The room left within its team's limit{f.plain(' on ', 'model')} is kept for work of its team ahead of it"
+        f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
+    ),
     "spare_capacity_kept": lambda f: (
         f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
     ),
@@ -241,16 +249,7 @@ REASONS: dict[str, Sentence] = {
         f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it; you can ask for that."
     ),
     "extension_blocked": lambda f: (
-        f"It can't keep its {_counted(int(f.get('need') or 0), 'GPU') if f.get('need') else 'GPUs'} beyond{f.time(' ', 'end') or ' its end'}: "
-        + " and ".join(
-            words
-            for words in (
-                f"{_counted(int(f.get('reservations') or 0), 'other reservation')} would lose what was promised" if f.get("reservations") else "",
-                f"{_counted(int(f.get('maintenance') or 0), 'GPU')} of them go into maintenance" if f.get("maintenance") else "",
-            )
-            if words
-        )
-        + "."
+        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {_in_the_way(f)}. Reserve the time after it beside it."
     ),
     # how it ended
     "finished": lambda f: "It finished.",
@@ -289,6 +288,16 @@ def _failed_gpu(f: _Facts) -> str:
     kind, _, number = str(f.get("event")).partition(":")
     said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
     return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
+
+
+def _in_the_way(f: _Facts) -> str:
+    """What keeps a reservation from keeping its units."""
+    others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
+    words = [
+        f"{_counted(others, 'other reservation')} would lose what was promised" if others else "",
+        f"maintenance begins on {_counted(serviced, 'GPU')} of them" if serviced else "",
+    ]
+    return " and ".join(word for word in words if word) or "others are promised them"
 
 
 def _asked(f: _Facts) -> str:
@@ -517,6 +526,7 @@ SAME: dict[str, tuple[str, str, str]] = {
     "launch_notebook": ("notebook launch", "POST", "/api/v1/notebooks/"),
     "submit_job": ("job run", "POST", "/api/v1/jobs/"),
     "request_reservation": ("reservation create", "POST", "/api/v1/reservations/"),
+    "request_series": ("reservation create", "POST", "/api/v1/series/"),
     "request_quota_change": ("quota request", "POST", "/api/v1/quotas/requests/"),
     "cancel_workload": ("cancel", "POST", "/api/v1/workloads/{id}/cancel/"),
     "extend_workload": ("extend", "POST", "/api/v1/workloads/{id}/extend/"),
@@ -568,6 +578,7 @@ _OPTIONS = {
     "max_runtime_seconds": "max-runtime",
     "labels_required": "label",
     "environment": "env",
+    "weekdays": "on",
 }
 
 

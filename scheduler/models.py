@@ -281,12 +281,35 @@ class AskFields(models.Model):
         abstract = True
 
 
+class Series(models.Model):
+    """A recurring reservation. Its occurrences are Reservations that name it; all were promised together or none."""
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80)
+    weekdays = ArrayField(models.PositiveSmallIntegerField(), help_text="0 is Monday")
+    starts_at = models.TimeField(help_text="by the clock of its time zone")
+    ends_at = models.TimeField(help_text="not after the start: on the next day")
+    time_zone = models.CharField(max_length=60)
+    first_day = models.DateField()
+    last_day = models.DateField()
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Reservation(AskFields):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="reservations")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="reservations")
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80)
+    series = models.ForeignKey(
+        Series, null=True, blank=True, on_delete=models.PROTECT, related_name="occurrences", help_text="it recurs"
+    )
     start = models.DateTimeField()
     end = models.DateTimeField()
     state = models.CharField(

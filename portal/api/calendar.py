@@ -12,16 +12,20 @@ from rest_framework.response import Response
 
 from portal import policy, wording
 from portal.api import naming, shapes
-from portal.api.base import Empty, View, Why, find
+from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.models import Submission
-from portal.services import approvals, reservations
-from scheduler.models import Reservation
+from portal.services import approvals, reservations, series
+from scheduler.models import Reservation, Series
 from scheduler.states import ReservationState
 
 
 def _reservations(view: View) -> QuerySet[Reservation]:
-    return policy.visible_reservations(view.actor).select_related("pool", "project__team", "owner")
+    return policy.visible_reservations(view.actor).select_related("pool", "project__team", "owner", "series")
+
+
+def _series(view: View) -> QuerySet[Series]:
+    return policy.visible_series(view.actor).select_related("pool", "project__team", "owner")
 
 
 def _submissions(view: View) -> QuerySet[Submission]:
@@ -100,6 +104,66 @@ class ShortenReservation(View):
         return self.one(
             reservations.shorten_reservation(**self.by, reservation=reservation, **given), shapes.ReservationShape
         )
+
+
+class ChangeReservation(View):
+    @extend_schema(
+        operation_id="reservations_change",
+        request=shapes.ChangeWish,
+        responses={200: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
+    )
+    def post(self, request: Request, id: UUID) -> Response:
+        """Move, shorten or extend it: 200 done, or 202 waiting for approval where a new one like it would."""
+        reservation = find(_reservations(self), public_id=id)
+        made = reservations.change_reservation(**self.by, reservation=reservation, **self.given(shapes.ChangeWish))
+        if isinstance(made, Reservation):
+            return self.one({"reservation": made, "submission": None}, shapes.ReservationAnswer)
+        return self.one({"reservation": None, "submission": made}, shapes.ReservationAnswer, 202)
+
+
+class SeveralSeries(View):
+    @extend_schema(operation_id="series_list", parameters=[PageQuery], responses=page_of(shapes.SeriesShape))
+    def get(self, request: Request) -> Response:
+        """Recurring reservations that you may see, newest first, with their occurrences."""
+        query = self.query(PageQuery)
+        return self.page(_series(self).order_by("-created_at", "-pk"), shapes.SeriesShape, query)
+
+    @extend_schema(
+        operation_id="series_request",
+        request=shapes.SeriesWish,
+        responses={201: shapes.SeriesAnswer, 202: shapes.SeriesAnswer},
+    )
+    def post(self, request: Request) -> Response:
+        """Reserve the same hours on several days, all of them or none: 201 confirmed, or 202 waiting for approval."""
+        given = naming.work_arguments(self.actor, self.given(shapes.SeriesWish))
+        made = series.request_series(**self.by, **given)
+        if isinstance(made, Series):
+            return self.one({"series": made, "submission": None}, shapes.SeriesAnswer, 201)
+        return self.one({"series": None, "submission": made}, shapes.SeriesAnswer, 202)
+
+
+class SeriesPreview(View):
+    @extend_schema(operation_id="series_preview", request=shapes.SeriesTry, responses=shapes.SeriesPreview)
+    def post(self, request: Request) -> Response:
+        """Whether every occurrence can be had, and which one can't. Changes nothing."""
+        given = naming.work_arguments(self.actor, self.given(shapes.SeriesTry))
+        return self.one(series.preview_series(**self.by, **given), shapes.SeriesPreview)
+
+
+class OneSeries(View):
+    @extend_schema(operation_id="series_read", responses=shapes.SeriesShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """One recurring reservation with its occurrences."""
+        return self.one(find(_series(self), public_id=id), shapes.SeriesShape)
+
+
+class CancelSeries(View):
+    @extend_schema(operation_id="series_cancel", request=Why, responses=shapes.GivenUp)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Give up every occurrence that is not over; what runs inside one is told to go."""
+        row = find(_series(self), public_id=id)
+        given_up = series.cancel_series(**self.by, series=row, **self.given(Why))
+        return self.one({"given_up": given_up}, shapes.GivenUp)
 
 
 class Approvals(View):

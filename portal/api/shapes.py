@@ -11,9 +11,10 @@ from portal import policy, wording
 from portal.api.base import PageQuery, Strict
 from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
+from portal.services.series import WEEKDAYS
 from portal.services.workloads import PRIORITY_NAMES
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Host, Project, Quota, Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.models import Host, Project, Quota, Reservation, Series, Workload, WorkloadKind, WorkloadType
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
 from telemetry.models import Bucket, Charge, HealthRule, Price
 
@@ -457,6 +458,9 @@ class ReservationShape(Ser):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
+    series = serializers.UUIDField(
+        source="series.public_id", allow_null=True, default=None, help_text="the recurring one it is an occurrence of"
+    )
     reason_code = serializers.CharField(help_text="why it has begun and has no GPUs; empty when all is well")
     reason = serializers.SerializerMethodField(help_text="the same in words")
     created_at = serializers.DateTimeField()
@@ -524,6 +528,78 @@ class EndWish(Strict):
     end = serializers.DateTimeField()
 
 
+class ChangeWish(Strict):
+    """Another window: ``start`` alone moves it as it is, ``end`` alone changes its length."""
+
+    start = serializers.DateTimeField(required=False)
+    end = serializers.DateTimeField(required=False)
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
+
+
+class _Recurs(Strict):
+    weekdays = serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS)), max_length=7)
+    until = serializers.DateField(help_text="the last day on which one may begin")
+    time_zone = serializers.CharField(
+        max_length=60, required=False, help_text="whose clock start and end are read by; UTC unless given"
+    )
+
+
+class SeriesWish(ReservationWish, _Recurs):
+    """``start`` and ``end`` are those of the first occurrence."""
+
+
+class SeriesTry(WindowWish, _Recurs):
+    """The same without a name."""
+
+
+class SeriesShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    weekdays = serializers.SerializerMethodField()
+    starts_at = serializers.TimeField()
+    ends_at = serializers.TimeField(help_text="not after starts_at: on the next day")
+    time_zone = serializers.CharField()
+    first_day = serializers.DateField()
+    last_day = serializers.DateField()
+    occurrences = serializers.SerializerMethodField()
+
+    def get_project(self, series: Series) -> str:
+        """team/project."""
+        return f"{series.project.team.slug}/{series.project.slug}"
+
+    @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS))))
+    def get_weekdays(self, series: Series) -> list[str]:
+        """By their short names."""
+        return [WEEKDAYS[day] for day in series.weekdays]
+
+    @extend_schema_field(ReservationShape(many=True))
+    def get_occurrences(self, series: Series) -> Any:
+        """In order."""
+        rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by("start", "pk")
+        return ReservationShape(rows, many=True).data
+
+
+class SeriesPreview(Ser):
+    occurrences = serializers.IntegerField()
+    fits = serializers.BooleanField(help_text="all of them")
+    sentence = serializers.CharField(help_text="which one does not, and why")
+    windows = serializers.SerializerMethodField(help_text="the first that would do instead of that one")
+    needs_approval = serializers.BooleanField()
+    gpus = serializers.FloatField(help_text="of each occurrence")
+
+    @extend_schema_field(WindowShape(many=True))
+    def get_windows(self, answer: Any) -> Any:
+        """As objects."""
+        return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
+
+
+class GivenUp(Ser):
+    given_up = serializers.IntegerField(help_text="occurrences that were not over")
+
+
 class SubmissionShape(Ser):
     id = serializers.UUIDField(source="public_id")
     kind = serializers.ChoiceField(choices=Submission.Kind.choices)
@@ -572,6 +648,13 @@ class ReservationAnswer(Ser):
     """Exactly one of the two is not null."""
 
     reservation = ReservationShape(allow_null=True)
+    submission = SubmissionShape(allow_null=True)
+
+
+class SeriesAnswer(Ser):
+    """Exactly one of the two is not null."""
+
+    series = SeriesShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)
 
 

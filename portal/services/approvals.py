@@ -1,17 +1,18 @@
-"""Verbs on what waits for somebody's word: quota changes, large reservations, new members."""
+"""Verbs on what waits for somebody's word: quota changes, large and recurring reservations, their changes, new members."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.dateparse import parse_datetime
 
 from portal import policy, wording
 from portal.errors import Conflict, Invalid
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
-from portal.services import audit, reservations
+from portal.services import audit, reservations, series
 from portal.services.asks import check_pool, models_of
 from portal.validation import Checks
 from scheduler import services as engine
@@ -24,6 +25,8 @@ CHANGEABLE = {
     Submission.Kind.RESERVATION: frozenset(
         {"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}
     ),
+    Submission.Kind.SERIES: frozenset({"units", "may_exceed_guarantee"}),
+    Submission.Kind.WINDOW_CHANGE: frozenset(),
     Submission.Kind.MEMBERSHIP: frozenset({"role"}),
 }
 
@@ -107,13 +110,18 @@ def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | N
     Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (of all teams together),
     ``free_before_gpus``, ``free_after_gpus`` (guarantee not given to anybody), ``team_before_gpus``, ``team_after_gpus``.
     Reservation: ``windows`` (first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``, ``evicted`` (workloads that
-    would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window).
+    would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window). The same for a recurring
+    one and for another window, without ``evicted``.
     """
     payload = {**submission.payload, **(changes or {})}
     if submission.kind == Submission.Kind.QUOTA_CHANGE:
         return _effect_on_guarantees(submission, payload)
     if submission.kind == Submission.Kind.RESERVATION:
         return _effect_on_calendar(submission, payload, now)
+    if submission.kind == Submission.Kind.SERIES:
+        return _effect_of_series(submission, payload, now)
+    if submission.kind == Submission.Kind.WINDOW_CHANGE:
+        return _effect_of_change(submission, payload, now)
     return {
         "fits": True,
         "code": "",
@@ -220,6 +228,11 @@ def _carry_out(submission: Submission, payload: dict[str, Any], now: datetime) -
         _change_quota(submission, payload, now)
     elif submission.kind == Submission.Kind.RESERVATION:
         _confirm_reservation(submission, payload, now)
+    elif submission.kind == Submission.Kind.SERIES:
+        _confirm_series(submission, payload, now)
+    elif submission.kind == Submission.Kind.WINDOW_CHANGE:
+        row = _changed_reservation(submission)
+        reservations.change(row, _moment(payload["start"]), _moment(payload["end"]), now)
     else:
         _admit_member(submission, payload, now)
 
@@ -252,6 +265,17 @@ def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: d
     reservation = reservations.confirm(submission.author, wish, now)
     Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
     submission.reservation = reservation
+
+
+def _confirm_series(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    made = series.confirm(submission.author, _series_wish(submission, payload, now), now)
+    first = made.occurrences.order_by("start", "pk").first()
+    Submission.objects.filter(pk=submission.pk).update(reservation=first)
+    submission.reservation = first
+
+
+def _changed_reservation(submission: Submission) -> Reservation:
+    return Reservation.objects.select_related("project__team", "pool").get(pk=submission.payload["reservation"])
 
 
 def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -308,22 +332,9 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
     try:
         wish = _wish_of(submission, payload, now)
     except Invalid as problem:
-        return {
-            "fits": False,
-            "code": "",
-            "numbers": {},
-            "sentence": problem.message,
-            "windows": [],
-            "evicted": [],
-            "overlapping": [],
-        }
+        return _no_effect(problem.message)
     answer = engine.check_window(now=now, **wish.columns)
-    overlapping = Reservation.objects.filter(
-        pool=pool, start__lt=wish.end, end__gt=wish.start, state__in=("confirmed", "active")
-    )
     fits = f"It fits: {wish.gpus:g} GPUs, {wording.window(wish.start, wish.end)}."
-    there = Gpu.objects.filter(host__pool=pool, retired_at=None)
-    models = payload.get("models") or []
     return {
         "fits": answer.fits,
         "code": answer.code,
@@ -331,10 +342,78 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
         "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
         "windows": reservations.windows_of(answer),
         "gpus": wish.gpus,
-        "capacity_gpus": (there.filter(model__in=models) if models else there).count(),
+        "capacity_gpus": _capacity(pool, payload.get("models") or []),
         "evicted": list(engine.evicted_by_reservation(now=now, **wish.columns)),
-        "overlapping": list(overlapping.select_related("project__team").order_by("start", "pk")),
+        "overlapping": list(_overlapping(pool, wish.start, wish.end)),
     }
+
+
+def _effect_of_series(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    try:
+        wish = _series_wish(submission, payload, now)
+    except Invalid as problem:
+        return _no_effect(problem.message)
+    answers = engine.check_windows(now=now, **wish.columns)
+    place = series.first_misfit(answers)
+    worst = answers[place or 0]
+    fits = (
+        f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {wording.window(*wish.windows[0])}."
+    )
+    return {
+        "fits": place is None,
+        "code": worst.code,
+        "numbers": dict(worst.numbers),
+        "sentence": fits if place is None else series.misfit_words(wish, answers),
+        "windows": reservations.windows_of(worst),
+        "gpus": wish.first.gpus,
+        "capacity_gpus": _capacity(wish.first.pool, payload.get("models") or []),
+        "evicted": [],
+        "overlapping": list(_overlapping(wish.first.pool, wish.windows[0][0], wish.windows[-1][1])[:50]),
+    }
+
+
+def _effect_of_change(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    row = _changed_reservation(submission)
+    start, end = _moment(payload["start"]), _moment(payload["end"])
+    answer = engine.check_change(row, start=start, end=end, now=now)
+    fits = f"It fits: {wording.window(row.start, row.end)} becomes {wording.window(start, end)}."
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
+        "windows": reservations.windows_of(answer),
+        "gpus": payload.get("gpus"),
+        "capacity_gpus": _capacity(row.pool, row.models_wanted),
+        "evicted": [],
+        "overlapping": list(_overlapping(row.pool, start, end).exclude(pk=row.pk)),
+    }
+
+
+def _no_effect(sentence: str) -> dict[str, Any]:
+    return {
+        "fits": False, "code": "", "numbers": {}, "sentence": sentence, "windows": [], "evicted": [], "overlapping": [],
+    }  # fmt: skip
+
+
+def _capacity(pool: Pool, models: list[str]) -> int:
+    there = Gpu.objects.filter(host__pool=pool, retired_at=None)
+    return (there.filter(model__in=models) if models else there).count()
+
+
+def _overlapping(pool: Pool, start: datetime, end: datetime) -> QuerySet[Reservation]:
+    rows = Reservation.objects.filter(pool=pool, start__lt=end, end__gt=start, state__in=("confirmed", "active"))
+    return rows.select_related("project__team").order_by("start", "pk")
+
+
+def _series_wish(submission: Submission, payload: dict[str, Any], now: datetime) -> series.SeriesWish:
+    project = Project.objects.select_related("team").get(pk=payload["project"])
+    return series.checked_series(
+        project, _pool_of(submission), payload["name"], payload["units"], payload["models"], payload["profile"],
+        _moment(payload["start"]), _moment(payload["end"]), payload["weekdays"], date.fromisoformat(payload["until"]),
+        payload["time_zone"], now, hosts=payload.get("hosts", 1),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+    )  # fmt: skip
 
 
 def _wish_of(submission: Submission, payload: dict[str, Any], now: datetime) -> reservations.Wish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 from django.db import transaction
 
@@ -18,6 +18,7 @@ from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Reservation
+from scheduler.states import ReservationState
 from telemetry.core.money import rounded
 
 SHORTEST_WINDOW = timedelta(minutes=5)
@@ -220,6 +221,58 @@ def shorten_reservation(
     return reservation
 
 
+def change_reservation(
+    *,
+    actor: User,
+    reservation: Reservation,
+    now: datetime,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    why: str = "",
+    via: str = "web",
+) -> Submission | Reservation:
+    """Move, shorten or extend it: ``start`` alone moves it as it is, ``end`` alone changes its length.
+
+    Checked like a new one, itself left out. Once it has begun only its end can change, and it keeps its GPUs. Any change
+    that is not within its present window waits for approval where a new one like it would: then a Submission is answered
+    and the window stays as it is. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    """
+    policy.require(actor, "reservation.change", reservation)
+    first, last = _checked_change(reservation, start, end, why, now)
+    why = why.strip()
+    if change_needs_approval(reservation, first, last):
+        refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
+        return _submit_change(actor, reservation, first, last, why, now, via)
+    with transaction.atomic():
+        before = audit.facts(reservation, "start", "end")
+        change(reservation, first, last, now)
+        audit.record(
+            actor=actor, via=via, now=now, verb="change_reservation", target=reservation, why=why,
+            before=before, after=audit.facts(reservation, "start", "end"),
+        )  # fmt: skip
+    return reservation
+
+
+def change(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
+    """Give it another window, judged under the pool's lock. Raises Conflict with the reason and the windows that fit."""
+    refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
+    reservation.refresh_from_db()
+
+
+def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
+    """A new one of its size would wait for approval, and the change takes time that it does not have yet."""
+    within = reservation.start <= start and end <= reservation.end
+    ask = AskFields(**{name: getattr(reservation, name) for name in AskFields.__dataclass_fields__})
+    large = gpus_of(reservation.pool, ask) > reservation.pool.approval_above_gpus
+    return not within and (large or reservation.may_exceed_guarantee)
+
+
+def refuse_unless_change_fits(answer: WindowAnswer) -> None:
+    """Raise Conflict with the engine's reason and the first windows that fit."""
+    if not answer.fits:
+        _refuse(answer)
+
+
 # -- shared with approvals ---------------------------------------------------------------------------------------------
 
 
@@ -263,8 +316,11 @@ def confirm(owner: User, wish: Wish, now: datetime) -> Reservation:
 
 def refuse_unless_it_fits(answer: WindowAnswer, wish: Wish) -> None:
     """Raise Conflict with the engine's reason and the first windows that fit."""
-    if answer.fits:
-        return
+    if not answer.fits:
+        _refuse(answer)
+
+
+def _refuse(answer: WindowAnswer) -> NoReturn:
     windows = windows_of(answer)
     numbers = dict(answer.numbers)
     first = f" The first window of that length that fits starts {windows[0][0]:%-d %b %Y %H:%M} UTC." if windows else ""
@@ -315,6 +371,71 @@ def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, no
             end.isoformat(),
             f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.",
         )
+
+
+def _checked_change(
+    reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
+) -> tuple[datetime, datetime]:
+    """The new window, or Invalid."""
+    checks = Checks()
+    checks.text("why", why, least=0, most=1000, lines=True)
+    if reservation.state not in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
+        raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
+    first = reservation.start if start is None else checks.moment("start", start).replace(microsecond=0)
+    if end is not None:
+        last = checks.moment("end", end).replace(microsecond=0)
+    else:
+        last = reservation.end if start is None else first + (reservation.end - reservation.start)
+    checks.done()
+    if (first, last) == (reservation.start, reservation.end):
+        words = f"end is {_said(last)}, as it is; allowed: another start or another end."
+        checks.note("end", last.isoformat(), words)
+    elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
+        words = f"start is {_said(first)}; it has begun at {_said(reservation.start)}: only its end can change."
+        checks.note("start", first.isoformat(), words)
+    elif last <= now:
+        checks.note("end", last.isoformat(), f"end is {_said(last)}, which is past; allowed: after {_said(now)}.")
+    else:
+        _check_window(checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now)
+    checks.done()
+    return first, last
+
+
+def _submit_change(
+    actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
+) -> Submission:
+    waiting = Submission.objects.filter(
+        kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
+    )
+    ask = AskFields(**{name: getattr(reservation, name) for name in AskFields.__dataclass_fields__})
+    payload = {
+        "reservation": reservation.pk,
+        "project": reservation.project_id,
+        "name": reservation.name,
+        "units": reservation.units,
+        "hosts": reservation.hosts,
+        "models": list(reservation.models_wanted),
+        "profile": reservation.profile,
+        "gpus": gpus_of(reservation.pool, ask),
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+        "start_now": reservation.start.isoformat(),
+        "end_now": reservation.end.isoformat(),
+    }
+    with transaction.atomic():
+        if waiting.exists():
+            raise Conflict(
+                f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
+            )
+        submission = Submission.objects.create(
+            kind=Submission.Kind.WINDOW_CHANGE, team=reservation.project.team, pool=reservation.pool, author=actor, why=why,
+            payload=payload, state=SubmissionState.WAITING, reservation=reservation, created_at=now,
+        )  # fmt: skip
+        audit.record(
+            actor=actor, via=via, now=now, verb="change_reservation", target=submission,
+            team_id=reservation.project.team_id, after=payload, why=why,
+        )  # fmt: skip
+    return submission
 
 
 def _said(moment: datetime) -> str:

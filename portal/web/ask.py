@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 from portal import policy
 from portal.models import Submission, User
 from portal.selectors.work import RELATED
-from portal.services import reservations, workloads
+from portal.services import reservations, series, workloads
 from portal.web import ask_preview
 from portal.web.access import signed_in, viewer
 from portal.web.ask_forms import (
@@ -31,10 +31,10 @@ from portal.web.ask_forms import (
     values_of,
 )
 from portal.web.context import currency_of
-from scheduler.models import Reservation, Workload
+from scheduler.models import Reservation, Series, Workload
 
 REMEMBERED = "last_ask"
-NOT_REMEMBERED = frozenset({"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units"})
+NOT_REMEMBERED = frozenset({"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until"})
 
 
 @signed_in
@@ -78,10 +78,12 @@ def answer(request: HttpRequest, kind: str) -> HttpResponse:
     return _after(request, made)
 
 
-def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reservation | Workload | None:
+def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reservation | Series | Workload | None:
     kind = form.kind_chosen
     if not form.cleaned_data["name"]:
         form.cleaned_data["name"] = default_name(kind, user, now)
+    if form.recurs:
+        return form.carry_out(series.request_series, actor=user, now=now, **form.for_series())
     if kind == "reservation":
         return form.carry_out(reservations.request_reservation, actor=user, now=now, **form.for_reservation())
     if kind == "notebook":
@@ -89,12 +91,16 @@ def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reserva
     return form.carry_out(workloads.submit_job, actor=user, now=now, **form.for_job())
 
 
-def _after(request: HttpRequest, made: Submission | Reservation | Workload) -> HttpResponse:
+def _after(request: HttpRequest, made: Submission | Reservation | Series | Workload) -> HttpResponse:
     if isinstance(made, Submission):
         messages.info(
             request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
         )
         return redirect("calendar")
+    if isinstance(made, Series):
+        first = made.occurrences.order_by("start", "pk")[0]
+        messages.success(request, f"{made.name} is reserved {made.occurrences.count()} times.")
+        return redirect("reservation", public_id=first.public_id)
     if isinstance(made, Reservation):
         messages.success(request, f"{made.name} is reserved.")
         return redirect("reservation", public_id=made.public_id)

@@ -17,6 +17,7 @@ from portal import policy
 from portal.models import User
 from portal.selectors import free, work
 from portal.selectors.free import FreeLine
+from portal.services.series import WEEKDAYS
 from portal.templatetags.gpupool import gpu_model, money
 from portal.web.verb_form import VerbForm
 from scheduler.core.model import Priority
@@ -24,6 +25,7 @@ from scheduler.models import Pool, Project, Reservation, Workload, WorkloadType
 
 KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 COUNTS = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
+REPEATS = [("", "Once"), ("weekdays", "Every weekday"), ("daily", "Every day"), ("weekly", "Every week on that day")]
 LENGTH_UNITS = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400}
 MOST_LENGTH = 100_000
@@ -107,6 +109,14 @@ class AskForm(VerbForm):
     )
     may_exceed_guarantee = forms.BooleanField(
         label="Ask an operator to let it use what other teams are guaranteed", required=False
+    )
+    repeat = forms.ChoiceField(label="Repeat", choices=REPEATS, required=False)
+    until = forms.DateField(
+        label="Until",
+        required=False,
+        widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
+        help_text="The last day. All of it is reserved, or nothing.",
+        error_messages={"invalid": "This is not a date; allowed: such as 2026-03-31."},
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     type = forms.ChoiceField(label="Workload type", choices=WorkloadType.choices, required=False, initial="training")
@@ -233,6 +243,21 @@ class AskForm(VerbForm):
             "end": end,
             "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
         }
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it is a reservation on several days."""
+        return self.kind_chosen == "reservation" and bool(self.cleaned_data.get("repeat"))
+
+    def for_series(self) -> dict[str, Any]:
+        """The arguments of a recurring reservation; its hours are by the clock of the one who asks."""
+        local = timezone.localtime(self.cleaned_data["start"])
+        own_day = WEEKDAYS[local.weekday()]
+        days = {"weekdays": list(WEEKDAYS[:5]), "daily": list(WEEKDAYS), "weekly": [own_day]}[
+            self.cleaned_data["repeat"]
+        ]
+        zone = timezone.get_current_timezone_name()
+        return {**self.for_reservation(), "weekdays": days, "until": self.cleaned_data["until"], "time_zone": zone}
 
     def for_notebook(self) -> dict[str, Any]:
         data = self.cleaned_data

@@ -14,7 +14,7 @@ from portal import wording
 from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
 from portal.models import User
 from portal.selectors.work import QuotaLine, quota_lines
-from portal.services import reservations, workloads
+from portal.services import reservations, series, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
 from portal.web.home_cards import count_of
@@ -37,7 +37,9 @@ def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         return context | _refused(form, user, now, _problems(form), set(form.errors))
     pool, model, profile = form.cleaned_data["target"]
     try:
-        if form.kind_chosen == "reservation":
+        if form.recurs:
+            context |= _series(form, user, now)
+        elif form.kind_chosen == "reservation":
             context |= _reservation(form, user, now)
         else:
             context |= _workload(form, user, now)
@@ -132,6 +134,21 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     if not answer["fits"]:
         context["blocks"] = [{"text": wording.reason(answer["code"], answer["numbers"], user), "fix": fix}]
     return context
+
+
+def _series(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
+    """All occurrences together; which one is in the way."""
+    arguments = form.for_series()
+    arguments.pop("why")
+    arguments["name"] = arguments["name"] or "preview"
+    answer = series.preview_series(actor=user, now=now, **arguments)
+    times = f"{answer['occurrences']} occurrences, {wording.weekdays(arguments['weekdays'])}."
+    return {
+        "fits": answer["fits"],
+        "needs_approval": answer["needs_approval"] and answer["fits"],
+        "room": times,
+        "blocks": [] if answer["fits"] else [{"text": answer["sentence"]}],
+    }
 
 
 def _hours_warning(start: datetime, end: datetime, pool: Pool) -> list[str]:
@@ -286,7 +303,14 @@ def same_elsewhere(form: AskForm) -> Same:
         )
         defaults = {"hosts": 1, "nvlink": False, "most_retries": 0, "environment": {}}
         arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
-    verb = {"reservation": "request_reservation", "notebook": "launch_notebook", "job": "submit_job"}[kind]
+    if form.recurs:
+        arguments |= {name: form.for_series()[name] for name in ("weekdays", "until", "time_zone")}
+        arguments["until"] = f"{arguments['until']:%Y-%m-%d}" if arguments["until"] else ""
+    verb = {
+        "reservation": "request_series" if form.recurs else "request_reservation",
+        "notebook": "launch_notebook",
+        "job": "submit_job",
+    }[kind]
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
     in_words = given
     if "max_runtime_seconds" in given:

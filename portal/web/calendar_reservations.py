@@ -1,4 +1,4 @@
-"""One reservation: what it promises, what runs in it; cancelling and shortening it."""
+"""One reservation: what it promises, what runs in it; changing its window, cancelling it or the series it belongs to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -14,9 +15,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from portal import policy, wording
-from portal.models import User
+from portal.models import Submission, SubmissionState, User
 from portal.selectors import work
 from portal.services import reservations as verbs
+from portal.services import series as series_verbs
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards, jobs, live
 from portal.web.access import carry_out, found, signed_in, viewer
@@ -26,32 +28,66 @@ from scheduler.models import Reservation
 from scheduler.states import ReservationState
 
 OPEN = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
+SERIES_SHOWN = 10
+SERIES_LOSS = "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
 
 
-class ShortenForm(VerbForm):
-    end = forms.DateTimeField(
-        label="New end",
+def _moment_field(label: str) -> forms.DateTimeField:
+    return forms.DateTimeField(
+        label=label,
+        required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
         error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 17:00."},
     )
 
 
+class ChangeForm(VerbForm):
+    """Another start (before it has begun), another end."""
+
+    start = _moment_field("Start")
+    end = _moment_field("End")
+    why = forms.CharField(label="Why", required=False, max_length=1000, help_text="Whoever approves it reads this.")
+
+    def __init__(self, *args: Any, row: Reservation, **kwargs: Any) -> None:
+        kwargs["initial"] = {"start": timezone.localtime(row.start), "end": timezone.localtime(row.end)}
+        super().__init__(*args, **kwargs)
+        if row.state != ReservationState.CONFIRMED:
+            del self.fields["start"]
+        self.row = row
+
+    def wanted(self) -> dict[str, datetime]:
+        """What was changed; to the minute, which is all that the fields show."""
+        shown = {"start": self.row.start, "end": self.row.end}
+        given = {name: self.cleaned_data.get(name) for name in shown}
+        return {
+            name: at
+            for name, at in given.items()
+            if at is not None and at != shown[name].replace(second=0, microsecond=0)
+        }
+
+
 @signed_in
 def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """The reservation's page; a POST shortens it."""
+    """The reservation's page; a POST gives it another window, or asks for it."""
     user, now = viewer(request), timezone.now()
     row = _found(user, public_id)
-    form = ShortenForm(request.POST or None, initial={"end": timezone.localtime(row.end)})
+    form = ChangeForm(request.POST or None, row=row)
     if request.method == "POST" and form.is_valid():
+        wanted = form.wanted()
         done = form.carry_out(
-            verbs.shorten_reservation, actor=user, reservation=row, end=form.cleaned_data["end"], now=now
-        )
+            verbs.change_reservation, actor=user, reservation=row, why=form.cleaned_data["why"], now=now,
+            start=wanted.get("start"), end=wanted.get("end") or (row.end if "start" in wanted else None),
+        )  # fmt: skip
+        if isinstance(done, Submission):
+            messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
+        elif done is not None:
+            messages.success(request, f"{row.name} is now {wording.window(done.start, done.end)}.")
         if done is not None:
             return redirect("reservation", public_id=public_id)
     context = _context(request, row, user, now) | {"form": form}
     if form.errors:
-        return render(request, "work/reservation_shorten.html", {**context, "now": now}, status=400)
+        return render(request, "work/reservation_change.html", {**context, "now": now}, status=400)
     return live.page(
         request, "work/reservation.html", "work/reservation_part.html", context, topics=["calendar", "queue"], now=now
     )
@@ -75,8 +111,29 @@ def cancel(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     )
 
 
+@signed_in
+@require_POST
+def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Give up every occurrence that is not over; without JavaScript the question is a page of its own."""
+    user = viewer(request)
+    row = found(
+        policy.visible_series(user).select_related("project__team"), "recurring reservation", public_id=public_id
+    )
+    last = row.occurrences.order_by("-start").first()
+    address = reverse("reservation", args=[last.public_id]) if last else reverse("calendar")
+    if not request.POST.get("confirmed"):
+        context = {"title": f"Cancel all of {row.name}?", "text": SERIES_LOSS, "label": "Cancel all", "back": address}
+        return render(request, "work/question.html", context)
+    return carry_out(
+        request,
+        lambda: series_verbs.cancel_series(actor=user, series=row, now=timezone.now()),
+        done=f"All occurrences of {row.name} that were not over were given up.",
+        to=address,
+    )
+
+
 def _found(user: User, public_id: uuid.UUID) -> Reservation:
-    rows = policy.visible_reservations(user).select_related("project__team", "pool", "owner")
+    rows = policy.visible_reservations(user).select_related("project__team", "pool", "owner", "series")
     return found(rows, "reservation", public_id=public_id)
 
 
@@ -102,11 +159,36 @@ def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) 
             if b.period.upper is None or b.period.upper > now
         ],
         "may_change": may_change,
+        "series": _series(row, now) if row.series else None,
+        "waiting_change": _waiting_change(row) if may_change else None,
         "loss": _loss(row),
         "is_open": row.state in OPEN,
         "cancel_url": reverse("reservation-cancel", args=[row.public_id]),
         "launch_url": f"{reverse('ask')}?kind=job",
     }
+
+
+def _series(row: Reservation, now: datetime) -> dict[str, Any]:
+    """The recurring reservation it belongs to, and its occurrences that are not over."""
+    whole = row.series
+    if whole is None:
+        return {}
+    left = list(whole.occurrences.filter(state__in=OPEN, end__gt=now).order_by("start", "pk"))
+    days = wording.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
+    return {
+        "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",
+        "left": len(left),
+        "occurrences": [r for r in left if r.pk != row.pk][:SERIES_SHOWN],
+        "cancel_url": reverse("series-cancel", args=[whole.public_id]),
+        "loss": SERIES_LOSS,
+    }
+
+
+def _waiting_change(row: Reservation) -> Submission | None:
+    """The change of its window that waits for approval, if one does."""
+    waiting = row.submissions.filter(kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING)
+    found: Submission | None = waiting.first()
+    return found
 
 
 def _facts(row: Reservation) -> list[dict[str, str]]:

@@ -40,6 +40,7 @@ urlpatterns = [
     path("workloads/<uuid:public_id>/sooner/", queue.sooner, name="sooner"),
     path("reservations/<uuid:public_id>/", calendar_reservations.reservation, name="reservation"),
     path("reservations/<uuid:public_id>/cancel/", calendar_reservations.cancel, name="reservation-cancel"),
+    path("series/<uuid:public_id>/cancel/", calendar_reservations.cancel_series, name="series-cancel"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("styleguide/", signed_in(styleguide.styleguide), name="styleguide"),

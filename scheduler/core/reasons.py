@@ -41,10 +41,12 @@ class Code(StrEnum):
     HELD_FOR_RESERVATION = "held_for_reservation"
     HELD_FOR_MAINTENANCE = "held_for_maintenance"
     BEHIND_OTHERS = "behind_others"
+    BEHIND_OWN_TEAM = "behind_own_team"
     SPARE_CAPACITY_KEPT = "spare_capacity_kept"
     # why a reservation does not fit
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
+    EXTENSION_BLOCKED = "extension_blocked"
     # why a reservation that has begun has no units
     RESERVED_UNITS_MISSING = "reserved_units_missing"
     RESERVED_UNITS_IN_USE = "reserved_units_in_use"

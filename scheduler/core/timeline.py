@@ -7,7 +7,8 @@ kept off witness units unless it can be gone in time, so a promise once made sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, S
 from scheduler.core.occupancy import EVICTIONS, PREEMPTIBLE, SAVED, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 
-WINDOW_STEP = 15 * 60
+GRAIN = 60  # reservations begin and end on whole minutes
 HORIZON = 14 * 86_400
 WINDOWS_SHOWN = 3
 
@@ -322,34 +323,123 @@ def window_answer(
     exclude_reservation: int | None = None,
     may_exceed_guarantee: bool = False,
     horizon: int = HORIZON,
+    earliest: int | None = None,
 ) -> WindowAnswer:
     """Would a reservation of ``ask`` for ``[start, end)`` keep every promise made so far?
 
     Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
     guarantees of other teams unless ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
-    windows of the same length, at quarter hours from ``now`` to ``now + horizon``, that do. ``exclude_reservation`` is
-    one that is being moved. ``project`` says for whom; nothing depends on it yet.
+    windows of the same length that do, from ``earliest`` (``now``) to ``now + horizon``, on whole minutes.
+    ``exclude_reservation`` is one that is being moved. ``project`` says for whom; nothing depends on it yet.
     """
+    return window_answers(
+        snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest
+    )[0]
+
+
+def window_answers(
+    snapshot: Snapshot,
+    ask: Ask,
+    team: int,
+    pool: int,
+    windows: Sequence[tuple[int, int]],
+    now: int,
+    exclude_reservation: int | None = None,
+    may_exceed_guarantee: bool = False,
+    horizon: int = HORIZON,
+    earliest: int | None = None,
+) -> list[WindowAnswer]:
+    """``window_answer`` for several windows that do not overlap one another, and may so be promised together. The first
+    that does not fit names the windows that would, from its own start on; those after it only why."""
+    board, impossible = _board_for(snapshot, ask, team, pool, now)
+    if board is None or impossible is not None:
+        return [WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=pool))))] * len(windows)
+    promises = Promises(board, exclude_reservation)
+    answers: list[WindowAnswer] = []
+    all_fit = True
+    for start, end in windows:
+        code, why = _judge(promises, ask, team, start, end, may_exceed_guarantee)
+        first: tuple[Window, ...] = ()
+        if code and all_fit:
+            since = start if len(windows) > 1 else now
+            limits = (max(now, since if earliest is None else earliest), now + horizon)
+            first = first_windows(promises, ask, team, end - start, limits, may_exceed_guarantee)
+        all_fit = all_fit and not code
+        answers.append(WindowAnswer(not code, code, why, first))
+    return answers
+
+
+def _board_for(
+    snapshot: Snapshot, ask: Ask, team: int, pool: int, now: int
+) -> tuple[Board | None, tuple[str, Numbers] | None]:
+    """The pool's board, and why a team's ask could have no window in it at all, or None."""
     owner = next((p for p in snapshot.pools if p.id == pool), None)
     if owner is None:
-        return WindowAnswer(False, Code.NOT_YOUR_POOL, numbers(pool=pool))
+        return None, None
     board = Board(snapshot, owner, now)
     impossible = never_fits(board, ask, team)
     if impossible is None and owner.kind is PoolKind.DYNAMIC and team not in board.ledger.teams_with_quota:
         impossible = Code.NO_QUOTA, numbers(pool=pool, team=team)
-    if impossible is not None:
-        return WindowAnswer(False, *impossible)
-    promises = Promises(board, exclude_reservation)
-    code, why = _judge(promises, ask, team, start, end, may_exceed_guarantee)
+    return board, impossible
+
+
+def first_windows(
+    promises: Promises, ask: Ask, team: int, length: int, limits: tuple[int, int], may_exceed_guarantee: bool
+) -> tuple[Window, ...]:
+    """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
+
+    A window that does not fit begins to fit only when something promised ends: besides the first moment these are the
+    only ones to try, and so the first minute is found.
+    """
+    first, last = limits
+    ends = {s.end for s in promises.stretches() if first < s.end <= last}
+    found: list[Window] = []
+    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
+        if at > last or len(found) == WINDOWS_SHOWN:
+            break
+        if not _judge(promises, ask, team, at, at + length, may_exceed_guarantee)[0]:
+            found.append(Window(at, at + length))
+    return tuple(found)
+
+
+def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON) -> WindowAnswer:
+    """May a reservation that has its units keep them until ``end``, which is later than its end now?
+
+    It keeps the same units: no maintenance may touch them by then, every other reservation that can be kept now must be
+    kept all the same, and the guarantees of others hold for the time that is added. When not: why, and the first windows
+    for the added time, from its present end on.
+    """
+    row = next(r for r in snapshot.reservations if r.id == reservation)
+    board, impossible = _board_for(snapshot, row.ask, row.team, row.pool, now)
+    if board is None or impossible is not None:
+        return WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=row.pool))))
+    before = Promises(board)
+    longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
+    after = Promises(Board(replace(snapshot, reservations=longer), board.pool, now))
+    displaced = sorted(before.witness.keys() - after.witness.keys())
+    mine = {board.unit_index[u] for u in row.units if u in board.unit_index}
+    serviced = {s.unit for s in before.fixed if s.team is None and s.unit in mine and s.start < end and s.end > now}
+    code, why = "", numbers()
+    if displaced or serviced:
+        code, why = (
+            Code.EXTENSION_BLOCKED,
+            numbers(end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)),
+        )
+    elif not row.may_exceed_guarantee and board.pool.kind is PoolKind.DYNAMIC:
+        used: dict[str, int] = {}
+        for unit in mine:
+            used[board.model_of(unit)] = used.get(board.model_of(unit), 0) + int(board.slots[unit])
+        for name, need in sorted(used.items()):
+            ok, left = guarantees_left(before, row.team, name, need, row.end, end)
+            if not ok:
+                code, why = Code.WINDOW_EATS_GUARANTEES, left
+                break
     if not code:
         return WindowAnswer(True)
-    windows: list[Window] = []
-    at = -(-now // WINDOW_STEP) * WINDOW_STEP
-    while at <= now + horizon and len(windows) < WINDOWS_SHOWN:
-        if not _judge(promises, ask, team, at, at + end - start, may_exceed_guarantee)[0]:
-            windows.append(Window(at, at + end - start))
-        at += WINDOW_STEP
-    return WindowAnswer(False, code, why, tuple(windows))
+    limits = (max(now, row.end), now + horizon)
+    return WindowAnswer(
+        False, code, why, first_windows(before, row.ask, row.team, end - row.end, limits, row.may_exceed_guarantee)
+    )
 
 
 def free_units(

@@ -15,7 +15,8 @@ from scheduler.core import model, timeline
 from scheduler.core.model import WHOLE, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.models import BoundUnit, Pool, Project, Reservation, Workload
+from scheduler.models import BoundUnit, Pool, Project, Reservation, Series, Workload
+from scheduler.recurrence import Recurrence
 from scheduler.services.workloads import end_queued
 from scheduler.snapshot import PROMISED
 from scheduler.states import ReservationState, WorkloadState, change_state
@@ -84,27 +85,124 @@ def confirm_reservation(
 
 
 @transaction.atomic
+def confirm_series(
+    *,
+    owner: Person,
+    project: Project,
+    pool: Pool,
+    name: str,
+    recurrence: Recurrence,
+    windows: Sequence[tuple[datetime, datetime]],
+    now: datetime,
+    may_exceed_guarantee: bool = False,
+    **ask: Any,
+) -> tuple[Series | None, list[WindowAnswer]]:
+    """Promise every one of ``windows``, or none of them: judged together, under the pool's lock.
+
+    ``windows`` are what the recurrence amounts to; they don't overlap. The answers are in their order, the first that does
+    not fit with the first windows that would.
+    """
+    locks.pools([pool.pk])
+    answers = check_windows(
+        project=project, pool=pool, windows=windows, now=now, may_exceed_guarantee=may_exceed_guarantee, **ask
+    )
+    if not all(answer.fits for answer in answers):
+        return None, answers
+    series = Series.objects.create(
+        pool=pool, project=project, owner_id=owner.pk, name=name, weekdays=sorted(recurrence.weekdays),
+        starts_at=recurrence.starts_at, ends_at=recurrence.ends_at, time_zone=recurrence.time_zone,
+        first_day=recurrence.first_day, last_day=recurrence.last_day, created_at=now,
+    )  # fmt: skip
+    Reservation.objects.bulk_create(
+        Reservation(
+            pool=pool, project=project, owner_id=owner.pk, name=name, series=series, start=start, end=end,
+            may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_columns(**ask),
+        )
+        for start, end in windows
+    )  # fmt: skip
+    nudge.engine()
+    nudge.pages(nudge.CALENDAR)
+    return series, answers
+
+
+def check_windows(
+    *,
+    project: Project,
+    pool: Pool,
+    windows: Sequence[tuple[datetime, datetime]],
+    now: datetime,
+    name: str = "",
+    may_exceed_guarantee: bool = False,
+    **ask: Any,
+) -> list[WindowAnswer]:
+    """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
+    bounds = [(snapshot.seconds(start), snapshot.seconds(end)) for start, end in windows]
+    return timeline.window_answers(
+        snapshot.take([pool.pk], now),
+        _ask(**ask),
+        project.team_id,
+        pool.pk,
+        bounds,
+        snapshot.seconds(now),
+        may_exceed_guarantee=may_exceed_guarantee,
+        horizon=pool.reservation_horizon_seconds,
+    )
+
+
+@transaction.atomic
+def cancel_series(series: Series, *, now: datetime) -> int:
+    """Give up every occurrence that is not over; how many they were. What runs inside one is told to go."""
+    locks.pools([series.pool_id])
+    open_ = series.occurrences.filter(state__in=PROMISED).values_list("pk", flat=True)
+    rows = locks.reservations(open_)
+    return sum(
+        close_reservation(row, ReservationState.CANCELLED, now) for row in rows.values() if row.state in PROMISED
+    )
+
+
+@transaction.atomic
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowAnswer:
-    """Move, shorten or extend it when the timeline allows. Once it is active only its end can change.
+    """Move, shorten or extend it when the timeline allows. Once it is active only its end can change, and it keeps its units.
 
     When the answer does not fit, nothing was changed; a reservation that is over answers RESERVATION_OVER.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
-    if fresh.state not in PROMISED:
-        return WindowAnswer(False, Code.RESERVATION_OVER, (("state", fresh.state),))
-    first = start if start is not None and fresh.state == ReservationState.CONFIRMED else fresh.start
-    last = end or fresh.end
-    answer = check_window(
-        project=fresh.project, pool=fresh.pool, start=max(first, now), end=last, now=now, exclude=fresh,
-        may_exceed_guarantee=fresh.may_exceed_guarantee, **{field: getattr(fresh, field) for field in snapshot.ASK_COLUMNS},
-    )  # fmt: skip
+    answer = check_change(fresh, start=start, end=end, now=now)
     if answer.fits:
-        _set_window(fresh, first, last)
-        reservation.start, reservation.end = first, last
+        _set_window(fresh, *_new_window(fresh, start, end))
+        reservation.start, reservation.end = fresh.start, fresh.end
     return answer
+
+
+def check_change(
+    reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
+) -> WindowAnswer:
+    """Would ``change_reservation`` do it at present? What lies within its window as it is always fits."""
+    if reservation.state not in PROMISED:
+        return WindowAnswer(False, Code.RESERVATION_OVER, (("state", reservation.state),))
+    first, last = _new_window(reservation, start, end)
+    if reservation.start <= first and last <= reservation.end:
+        return WindowAnswer(True)
+    pool = reservation.pool
+    if reservation.bound_units.filter(period__endswith__gt=now).exists():
+        return timeline.extension_answer(
+            snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
+            horizon=pool.reservation_horizon_seconds,
+        )  # fmt: skip
+    return check_window(
+        project=reservation.project, pool=pool, start=max(first, now), end=last, now=now, exclude=reservation,
+        may_exceed_guarantee=reservation.may_exceed_guarantee,
+        **{field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS},
+    )  # fmt: skip
+
+
+def _new_window(reservation: Reservation, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+    """What was given instead of what is; a start that has passed can't be moved."""
+    moves = start is not None and reservation.state == ReservationState.CONFIRMED
+    return (start if moves and start is not None else reservation.start), end or reservation.end
 
 
 @transaction.atomic

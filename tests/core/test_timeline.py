@@ -25,9 +25,9 @@ from scheduler.core.model import (
     WindowAnswer,
 )
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import free_units, window_answer
+from scheduler.core.timeline import extension_answer, free_units, window_answer, window_answers
 
-NOW, HOUR, GPU, QUARTER = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU, 900
+NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
 RED, BLUE = 1, 2
 
 
@@ -74,8 +74,12 @@ def test_a_window_that_another_reservation_fills_is_refused_with_the_first_that_
     )
     answer = asked(taken, Ask(4))
     assert (answer.fits, answer.code) == (False, Code.WINDOW_FULL)
-    first = [NOW + 2 * HOUR + n * QUARTER for n in range(3)]
-    assert answer.first_windows == tuple(Window(start, start + 2 * HOUR) for start in first)
+    assert answer.first_windows == tuple(Window(NOW + n * HOUR, NOW + (n + 2) * HOUR) for n in (2, 4))
+
+
+def test_the_first_window_is_found_to_the_minute() -> None:
+    taken = pool_of(1, reservations=(booked(1, 8, NOW, NOW + HOUR + 7 * 60 + 1),))
+    assert asked(taken, Ask(4)).first_windows[0].start == NOW + HOUR + 8 * 60
 
 
 def test_windows_that_only_touch_do_not_overlap() -> None:
@@ -184,3 +188,51 @@ def test_the_calendar_counts_what_can_still_be_promised() -> None:
     )
     shown = free_units(snapshot, 1, "H100", "", NOW, NOW + 6 * HOUR, HOUR, NOW)
     assert shown == [(NOW + n * HOUR, free) for n, free in enumerate((6, 2, 8, 8, 0, 8))]
+
+
+# -- what is changed once it is promised ----------------------------------------------------------------------------------
+
+HELD = tuple(range(10, 14))
+
+
+def longer(snapshot: Snapshot, end: int = NOW + 4 * HOUR) -> WindowAnswer:
+    return extension_answer(snapshot, 1, end, NOW)
+
+
+def begun(*others: Reservation, **rows: Any) -> Snapshot:
+    """Red holds four of eight GPUs by a reservation for two hours more."""
+    mine = booked(1, 4, NOW - HOUR, NOW + 2 * HOUR, team=RED, units=HELD)
+    return pool_of(1, reservations=(mine, *others), **rows)
+
+
+def test_a_running_reservation_keeps_its_units_for_longer_when_nobody_was_promised_them() -> None:
+    inside = Running(5, RED, 1, 1, 1, HELD, NOW - HOUR, NOW + 2 * HOUR, NOW + 2 * HOUR, reservation=1)
+    assert longer(begun(running=(inside,))).fits
+    assert longer(begun(booked(2, 4, NOW + 2 * HOUR, NOW + 6 * HOUR))).fits  # the other four do for that one
+
+
+def test_a_running_reservation_is_not_extended_over_a_promise_that_needs_its_units() -> None:
+    answer = longer(begun(booked(2, 8, NOW + 3 * HOUR, NOW + 5 * HOUR, may_exceed_guarantee=True)))
+    assert (answer.fits, answer.code) == (False, Code.EXTENSION_BLOCKED)
+    assert dict(answer.numbers) == {"end": NOW + 2 * HOUR, "maintenance": 0, "need": 4, "reservations": 1}
+    assert answer.first_windows == (Window(NOW + 5 * HOUR, NOW + 7 * HOUR),)
+
+
+def test_a_running_reservation_is_not_extended_into_maintenance_or_the_guarantees_of_others() -> None:
+    answer = longer(begun(maintenance=(Maintenance(1, NOW + 3 * HOUR, NOW + 5 * HOUR),)))
+    assert (answer.code, dict(answer.numbers)["maintenance"]) == (Code.EXTENSION_BLOCKED, 4)
+    assert answer.first_windows == (Window(NOW + 5 * HOUR, NOW + 7 * HOUR),)
+    one_more = booked(3, 1, NOW + 2 * HOUR, NOW + 9 * HOUR, team=RED)
+    assert longer(begun(one_more)).code == Code.WINDOW_EATS_GUARANTEES
+
+
+def test_of_several_windows_each_is_judged_and_the_first_that_does_not_fit_names_others() -> None:
+    day = 24 * HOUR
+    taken = pool_of(
+        1, reservations=(booked(1, 8, NOW + day, NOW + day + HOUR), booked(2, 8, NOW + 2 * day, NOW + 3 * day))
+    )
+    windows = [(NOW + n * day, NOW + n * day + 2 * HOUR) for n in range(3)]
+    answers = window_answers(taken, Ask(4), RED, 1, windows, NOW)
+    assert [answer.fits for answer in answers] == [True, False, False]
+    assert answers[1].first_windows[0] == Window(NOW + day + HOUR, NOW + day + 3 * HOUR)
+    assert answers[2].first_windows == ()

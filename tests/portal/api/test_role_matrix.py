@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from portal.api.base import ReadThrottle, WriteThrottle
 from portal.models import Template
-from portal.services import approvals, people, reservations, workloads
+from portal.services import approvals, people, reservations, series, workloads
 from scheduler.models import Host, Storage, Volume, Workload
 from telemetry.models import HealthRule
 from tests.world import H100, World
@@ -33,6 +33,7 @@ MEMBERS_TRY = (200, 200, 200, 400, 400, 403, 403, 403)
 
 SOON, LATER = datetime.now(UTC) + timedelta(days=3), datetime.now(UTC) + timedelta(days=4)
 WINDOW = {"start": SOON.isoformat(), "end": LATER.isoformat()}
+SEVERAL = {**WINDOW, "weekdays": ["mon", "tue"], "until": f"{LATER + timedelta(days=14):%Y-%m-%d}"}
 WORK = {"project": "vision/vision-main", "pool": "shared"}
 JOB = {**WORK, "name": "x", "command": "x", "units": 1}
 QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_gpus": 3}
@@ -90,6 +91,12 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "reservations/{id}/"): ({}, OWN_TEAM),
     ("POST", "reservations/{id}/cancel/"): ({}, CHANGE),
     ("POST", "reservations/{id}/shorten/"): ({"end": (SOON + timedelta(hours=1)).isoformat()}, CHANGE),
+    ("POST", "reservations/{id}/change/"): ({"end": (SOON + timedelta(hours=1)).isoformat()}, CHANGE),
+    ("GET", "series/"): ({}, ALL),
+    ("POST", "series/"): ({**WORK, **SEVERAL, "name": "x", "units": 1}, MEMBERS_MAKE),
+    ("POST", "series/preview/"): ({**WORK, **SEVERAL, "units": 1}, MEMBERS_TRY),
+    ("GET", "series/{id}/"): ({}, OWN_TEAM),
+    ("POST", "series/{id}/cancel/"): ({}, CHANGE),
     ("GET", "approvals/"): ({}, ALL),
     ("GET", "approvals/{id}/"): ({}, (404, 404, 200, 404, 404, 200, 404, 200)),
     ("GET", "approvals/{id}/effect/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
@@ -124,6 +131,8 @@ def named(today_world: World) -> dict[str, str]:
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
+    several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (LATER + timedelta(days=14)).date(), **window}
+    recurring = series.request_series(**given, name="secret course", units=1, models=[H100], **several)
     asked = approvals.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
@@ -146,6 +155,7 @@ def named(today_world: World) -> dict[str, str]:
     return {
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
+        "series": str(recurring.public_id),
         "approvals": str(asked.public_id),
         "tokens": str(token.pk),
         "hosts": "delta",

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi import checks as openapi
 
 from portal.api.base import ReadThrottle, WriteThrottle
 from portal.models import ApiToken, Template
-from portal.services import approvals, people, reservations, workloads
+from portal.services import approvals, people, reservations, series, workloads
 from telemetry.models import HealthRule, Price
 from tests.world import H100, World
 
@@ -97,12 +97,15 @@ def crowded(today_world: World) -> dict[str, str]:
     job = workloads.submit_job(**given, name="train", command="x", units=2)
     window: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
     held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
+    several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (now + timedelta(days=14)).date(), **window}
+    recurring = series.request_series(**given, name="course", units=1, models=[H100], **several)
     asked = approvals.request_quota_change(
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=now
     )
     return {
         "workloads": str(job.public_id),
         "reservations": str(held.public_id),
+        "series": str(recurring.public_id),
         "approvals": str(asked.public_id),
         "hosts": "alpha",
         "pools": "shared",

@@ -11,10 +11,10 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import Submission, Template
-from portal.services import approvals, reservations, workloads
+from portal.services import approvals, reservations, series, workloads
 from portal.web import urls
 from scheduler import logs
-from scheduler.models import Reservation, Run, Workload
+from scheduler.models import Reservation, Run, Series, Workload
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -57,6 +57,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "reservation": ("GET", OWN_TEAM),
     "reservation-cancel": ("POST", OWNERS),
     "volumes": ("GET", ALL),
+    "series-cancel": ("POST", OWNERS),
     "queue": ("GET", ALL),
     "why": ("GET", OWN_TEAM),
     "sooner": ("GET", OWN_TEAM),
@@ -126,6 +127,11 @@ class Things:
         booked = reservations.request_reservation(**given, name="small", units=1, models=[H100], **window)
         assert isinstance(booked, Reservation)
         self.reservation = booked
+        recurring = series.request_series(
+            **given, name="course", units=1, models=[H100], weekdays=["mon"], until=(start + timedelta(days=7)).date(), **window
+        )
+        assert isinstance(recurring, Series)
+        self.series = recurring
         asked = approvals.request_quota_change(
             actor=world.vision.lead,
             team=world.vision.team,
@@ -144,6 +150,7 @@ class Things:
             "notebook-open": [self.notebook.public_id],
             "reservation": [self.reservation.public_id],
             "reservation-cancel": [self.reservation.public_id],
+            "series-cancel": [self.series.public_id],
             "utilisation-csv": ["waterfall"],
             "month-close": ["2026-01"],
             "team": ["vision"],

@@ -1,0 +1,229 @@
+"""Verbs on recurring reservations: one request, several windows, promised together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.db import transaction
+
+from portal import policy, wording
+from portal.errors import Conflict
+from portal.models import Submission, SubmissionState, User
+from portal.services import audit
+from portal.services.reservations import Wish, checked_wish, windows_of
+from portal.validation import Checks
+from scheduler import services as engine
+from scheduler.core.model import WindowAnswer
+from scheduler.models import Pool, Project, Series
+from scheduler.recurrence import Recurrence, occurrences
+
+MOST_OCCURRENCES = 100
+LONGEST_OCCURRENCE = timedelta(days=1)
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+TOLD = ("name", "weekdays", "starts_at", "ends_at", "time_zone", "first_day", "last_day")
+
+
+@dataclass(frozen=True)
+class SeriesWish:
+    """What each occurrence is (``first`` is the first of them), and when they are."""
+
+    first: Wish
+    recurrence: Recurrence
+    windows: list[tuple[datetime, datetime]]
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """As JSON, for a Submission."""
+        return {
+            **self.first.payload,
+            "weekdays": [WEEKDAYS[day] for day in sorted(self.recurrence.weekdays)],
+            "until": self.recurrence.last_day.isoformat(),
+            "time_zone": self.recurrence.time_zone,
+            "occurrences": len(self.windows),
+        }
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Keyword arguments of ``check_windows``."""
+        columns = {name: value for name, value in self.first.columns.items() if name not in ("start", "end")}
+        return {**columns, "windows": self.windows}
+
+
+def request_series(
+    *, actor: User, project: Project, pool: Pool, name: str, units: int, start: datetime, end: datetime,
+    weekdays: list[str], until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1,
+    models: list[str] | None = None, profile: str = "", why: str = "", may_exceed_guarantee: bool = False, via: str = "web",
+) -> Submission | Series:  # fmt: skip
+    """Reserve the same hours on some ``weekdays`` (mon to sun) from ``start``'s day to ``until``, as one thing.
+
+    ``start`` and ``end`` give the hours by the clock of ``time_zone``; an occurrence is at most a day long. All of them fit
+    or none is promised. A Submission that waits for approval where one of them alone would. Raises Conflict (which occurrence
+    does not fit, and the first windows that would), Invalid, NotAllowed.
+    """
+    policy.require(actor, "reservation.request", project)
+    wish = checked_series(
+        project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts, why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+    )  # fmt: skip
+    why = why.strip()
+    if wish.first.needs_approval:
+        refuse_unless_all_fit(engine.check_windows(now=now, **wish.columns), wish)
+        return _submit(actor, wish, why, now, via)
+    with transaction.atomic():
+        series = confirm(actor, wish, now)
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="request_series",
+            target=series,
+            why=why,
+            after=audit.facts(series, *TOLD),
+        )
+    return series
+
+
+def preview_series(
+    *, actor: User, project: Project, pool: Pool, units: int, start: datetime, end: datetime, weekdays: list[str],
+    until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1, models: list[str] | None = None,
+    profile: str = "", may_exceed_guarantee: bool = False, name: str = "preview", via: str = "web",
+) -> dict[str, Any]:  # fmt: skip
+    """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
+    ``windows`` (the first that would do instead of that one), ``needs_approval``. Raises Invalid, NotAllowed."""
+    policy.require(actor, "reservation.request", project)
+    wish = checked_series(
+        project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+    )  # fmt: skip
+    answers = engine.check_windows(now=now, **wish.columns)
+    worst = first_misfit(answers)
+    return {
+        "occurrences": len(wish.windows),
+        "fits": worst is None,
+        "sentence": "" if worst is None else misfit_words(wish, answers),
+        "windows": [] if worst is None else windows_of(answers[worst]),
+        "needs_approval": wish.first.needs_approval,
+        "gpus": wish.first.gpus,
+    }
+
+
+def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", via: str = "web") -> int:
+    """Give up every occurrence that is not over; how many. Raises Conflict when none is left, NotAllowed, Invalid."""
+    policy.require(actor, "reservation.change", series)
+    checks = Checks()
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        given_up = engine.cancel_series(series, now=now)
+        if not given_up:
+            raise Conflict(f"Every occurrence of {series.name} is over or cancelled; there is nothing to cancel.")
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_series", target=series, why=why, after={"given_up": given_up}
+        )
+    return given_up
+
+
+# -- shared with approvals ---------------------------------------------------------------------------------------------
+
+
+def checked_series(
+    project: Project, pool: Pool, name: Any, units: Any, models: Any, profile: Any, start: Any, end: Any, weekdays: Any,
+    until: Any, time_zone: Any, now: datetime, hosts: Any = 1, why: Any = "", may_exceed_guarantee: Any = False,
+) -> SeriesWish:  # fmt: skip
+    """Check every field, or raise Invalid with all the problems."""
+    first = checked_wish(
+        project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+    )  # fmt: skip
+    checks = Checks()
+    days = checks.choices("weekdays", weekdays, WEEKDAYS)
+    if not days and "weekdays" not in checks.problems:
+        checks.note("weekdays", "", f"weekdays is empty; allowed: one or more of {', '.join(WEEKDAYS)}.")
+    zone = checks.time_zone("time_zone", time_zone)
+    if first.end - first.start > LONGEST_OCCURRENCE:
+        checks.note(
+            "end", first.end.isoformat(), "end is more than a day after start; allowed for one that recurs: 24 hours."
+        )
+    local = first.start.astimezone(ZoneInfo(zone))
+    if isinstance(until, datetime) or not isinstance(until, date):
+        checks.note("until", until, "until is no day; allowed: a date such as 2026-03-31.")
+        until = local.date()
+    horizon = (now + timedelta(seconds=pool.reservation_horizon_seconds)).astimezone(ZoneInfo(zone)).date()
+    if not local.date() <= until <= horizon:
+        words = f"until is {until:%Y-%m-%d}; allowed in {pool.name}: {local:%Y-%m-%d} to {horizon:%Y-%m-%d}."
+        checks.note("until", until.isoformat(), words)
+    checks.done()
+    recurrence = Recurrence(
+        frozenset(WEEKDAYS.index(day) for day in days), _clock(local),
+        _clock(first.end.astimezone(ZoneInfo(zone))), zone, local.date(), until,
+    )  # fmt: skip
+    windows = occurrences(recurrence, now.replace(second=0, microsecond=0), MOST_OCCURRENCES)
+    if not windows:
+        checks.note("until", until.isoformat(), f"until is {until:%Y-%m-%d}; none of those weekdays lies before it.")
+    elif len(windows) > MOST_OCCURRENCES:
+        last = windows[MOST_OCCURRENCES - 1][0]
+        words = f"until is {until:%Y-%m-%d}; allowed: {MOST_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
+        checks.note("until", until.isoformat(), words)
+    checks.done()
+    return SeriesWish(first, recurrence, windows)
+
+
+def confirm(owner: User, wish: SeriesWish, now: datetime) -> Series:
+    """Promise all of it, judged under the pool's lock. Raises Conflict."""
+    columns = {**wish.columns, "recurrence": wish.recurrence}
+    series, answers = engine.confirm_series(owner=owner, now=now, **columns)
+    refuse_unless_all_fit(answers, wish)
+    if series is None:
+        raise Conflict(f"{wish.first.name} was not confirmed.")
+    return series
+
+
+def first_misfit(answers: list[WindowAnswer]) -> int | None:
+    """Which occurrence is the first that does not fit."""
+    return next((place for place, answer in enumerate(answers) if not answer.fits), None)
+
+
+def misfit_words(wish: SeriesWish, answers: list[WindowAnswer]) -> str:
+    """Which occurrence does not fit and why, how many more there are, and what would."""
+    place = first_misfit(answers)
+    if place is None:
+        return ""
+    answer, more = answers[place], sum(not answer.fits for answer in answers) - 1
+    windows = windows_of(answer)
+    return (
+        f"Occurrence {place + 1} of {len(answers)}, {wording.window(*wish.windows[place])}, does not fit. "
+        f"{wording.reason(answer.code, dict(answer.numbers))}"
+        f"{f' {more} more of them do not fit either.' if more else ''}"
+        f"{f' The first window of that length after it: {wording.window(*windows[0])}.' if windows else ''}"
+    )
+
+
+def refuse_unless_all_fit(answers: list[WindowAnswer], wish: SeriesWish) -> None:
+    """Raise Conflict with the first occurrence that does not fit."""
+    place = first_misfit(answers)
+    if place is not None:
+        answer = answers[place]
+        numbers = {**dict(answer.numbers), "occurrence": place + 1, "occurrences": len(answers)}
+        raise Conflict(
+            misfit_words(wish, answers), field="start", code=answer.code, numbers=numbers, windows=windows_of(answer)
+        )
+
+
+def _clock(at: datetime) -> time:
+    return at.time().replace(second=0, microsecond=0)
+
+
+def _submit(actor: User, wish: SeriesWish, why: str, now: datetime, via: str) -> Submission:
+    with transaction.atomic():
+        submission = Submission.objects.create(
+            kind=Submission.Kind.SERIES, team=wish.first.project.team, pool=wish.first.pool, author=actor, why=why,
+            payload=wish.payload, state=SubmissionState.WAITING, created_at=now,
+        )  # fmt: skip
+        audit.record(
+            actor=actor, via=via, now=now, verb="request_series", target=submission,
+            team_id=wish.first.project.team_id, after=wish.payload, why=why,
+        )  # fmt: skip
+    return submission

@@ -1,0 +1,212 @@
+"""A reservation is moved, shortened and extended like a new one is made; one that recurs is promised as a whole."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from portal.errors import Conflict, Invalid, NotAllowed
+from portal.models import AuditEvent, Submission
+from portal.services import approvals, reservations, series
+from scheduler import engine
+from scheduler.models import BoundUnit, Reservation, Series
+from tests.portal.services.test_reservations_and_approvals import reserve
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+def made(world: World, **changes: Any) -> Reservation:
+    row = reserve(world, **changes)
+    assert isinstance(row, Reservation)
+    return row
+
+
+def change(world: World, row: Reservation, **changes: Any) -> Submission | Reservation:
+    given: dict[str, Any] = {"actor": world.vision.member, "reservation": row, "now": world.now}
+    return reservations.change_reservation(**(given | changes))
+
+
+def recur(world: World, **changes: Any) -> Submission | Series:
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "Course",
+        "units": 2, "models": [H100], "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR,
+        "weekdays": ["mon", "tue", "wed", "thu", "fri"], "until": date(2026, 3, 13), "now": world.now,
+    }  # fmt: skip
+    return series.request_series(**(given | changes))
+
+
+# -- another window ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_moved_as_it_is_extended_and_shortened(world: World) -> None:
+    row = made(world)
+    start, length = row.start, row.end - row.start
+    change(world, row, start=start + HOUR)
+    assert (row.start, row.end) == (start + HOUR, start + HOUR + length)
+    change(world, row, end=row.end + HOUR)
+    assert row.end - row.start == length + HOUR
+    change(world, row, end=row.start + HOUR)
+    assert row.end - row.start == HOUR
+    verbs = AuditEvent.objects.filter(verb="change_reservation").order_by("pk")
+    assert verbs.count() == 3 and verbs[0].before is not None and verbs[0].before["start"] != verbs[0].after["start"]  # type: ignore[index]
+
+
+def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes_nothing(world: World) -> None:
+    row = made(world, units=4)
+    blocker = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR)
+    assert isinstance(blocker, Submission)
+    approvals.approve_submission(
+        actor=world.operator, submission=blocker, now=world.now, changes={"may_exceed_guarantee": True}
+    )
+    end = row.end
+    with pytest.raises(Conflict) as refused:
+        change(world, row, end=end + HOUR)
+    assert refused.value.code == "window_full" and refused.value.windows
+    row.refresh_from_db()
+    assert row.end == end
+
+
+def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> None:
+    row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
+    engine.cycle("test", world.now)
+    row.refresh_from_db()
+    bound = set(BoundUnit.objects.filter(reservation=row).values_list("unit", flat=True))
+    assert row.state == "active" and len(bound) == 4
+    with pytest.raises(Invalid, match="only its end can change"):
+        change(world, row, start=world.now + HOUR)
+    change(world, row, end=world.now + 5 * HOUR, now=world.now + HOUR)
+    still = BoundUnit.objects.filter(reservation=row, period__contains=world.now + 4.5 * HOUR)
+    assert set(still.values_list("unit", flat=True)) == bound
+
+    late = {"start": world.now + 6 * HOUR, "end": world.now + 8 * HOUR}
+    other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, **late)
+    assert isinstance(other, Submission)
+    approvals.approve_submission(
+        actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
+    )
+    with pytest.raises(Conflict) as refused:
+        change(world, row, end=world.now + 7 * HOUR, now=world.now + HOUR)
+    assert refused.value.code == "extension_blocked"
+    assert refused.value.windows[0] == (world.now + 8 * HOUR, world.now + 10 * HOUR)
+    assert "1 other reservation would lose what was promised" in refused.value.message
+
+
+def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_approved(world: World) -> None:
+    large = reserve(world, units=8)
+    assert isinstance(large, Submission)
+    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    row = Reservation.objects.get()
+    asked = change(world, row, end=row.end + 2 * HOUR, why="more data")
+    assert isinstance(asked, Submission) and asked.kind == "window_change"
+    end = row.end
+    row.refresh_from_db()
+    assert row.end == end, "it holds nothing more until then"
+    assert approvals.effect_of(asked, world.now)["fits"]
+    with pytest.raises(Conflict, match="already waits"):
+        change(world, row, end=end + HOUR)
+    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    row.refresh_from_db()
+    assert row.end == end + 2 * HOUR
+    assert isinstance(change(world, row, end=end), Reservation), "what gives time back needs nobody's word"
+
+
+def test_only_those_who_may_change_it_do_and_bad_windows_are_named(world: World) -> None:
+    row = made(world)
+    with pytest.raises(NotAllowed):
+        change(world, row, actor=world.language.lead, end=row.end + HOUR)
+    for wrong, field in (
+        ({"end": row.start}, "end"), ({"end": row.end}, "end"), ({"start": world.now - HOUR}, "start"),
+        ({"end": row.start + timedelta(days=30)}, "end"), ({"end": "soon"}, "end"), ({}, "end"),
+    ):  # fmt: skip
+        with pytest.raises(Invalid) as refused:
+            change(world, row, **wrong)  # type: ignore[arg-type]
+        assert field in refused.value.fields, wrong
+    reservations.cancel_reservation(actor=world.vision.member, reservation=row, now=world.now)
+    with pytest.raises(Conflict, match="can't be changed"):
+        change(world, row, end=row.end + HOUR)
+
+
+# -- several windows as one thing ----------------------------------------------------------------------------------------
+
+
+def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
+    whole = recur(world)
+    assert isinstance(whole, Series)
+    rows = list(whole.occurrences.order_by("start"))
+    assert len(rows) == 9, "Tuesday 3 March to Friday 13 March"
+    assert {row.start.weekday() for row in rows} == {0, 1, 2, 3, 4}
+    assert {(row.start.hour, row.end - row.start) for row in rows} == {(9, 9 * HOUR)}
+    reservations.cancel_reservation(actor=world.vision.member, reservation=rows[3], now=world.now)
+    assert series.cancel_series(actor=world.vision.member, series=whole, now=world.now) == 8
+    with pytest.raises(Conflict, match="nothing to cancel"):
+        series.cancel_series(actor=world.vision.member, series=whole, now=world.now)
+    assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_hours_are_by_the_clock_also_when_it_is_put_forward(world: World) -> None:
+    whole = recur(
+        world, weekdays=["thu"], until=date(2026, 4, 3), time_zone="Europe/Berlin",
+        start=datetime.fromisoformat("2026-03-26T09:00+01:00"), end=datetime.fromisoformat("2026-03-26T18:00+01:00"),
+    )  # fmt: skip
+    assert isinstance(whole, Series)
+    starts = [row.start for row in whole.occurrences.order_by("start")]
+    assert [start.isoformat() for start in starts] == ["2026-03-26T08:00:00+00:00", "2026-04-02T07:00:00+00:00"]
+
+
+def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world: World) -> None:
+    day = world.now + timedelta(days=3)
+    other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=day, end=day + 3 * HOUR)
+    assert isinstance(other, Submission)
+    approvals.approve_submission(
+        actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
+    )
+    with pytest.raises(Conflict) as refused:
+        recur(world)
+    assert "Occurrence 3 of 9, Thu 5 Mar 09:00 to 18:00, does not fit." in refused.value.message
+    assert refused.value.numbers["occurrence"] == 3
+    assert refused.value.windows[0] == (day + 3 * HOUR, day + 12 * HOUR)
+    assert not Series.objects.exists() and Reservation.objects.count() == 1
+
+
+def test_a_large_recurring_one_waits_and_is_promised_whole_when_it_is_approved(world: World) -> None:
+    asked = recur(world, units=8)
+    assert isinstance(asked, Submission) and asked.kind == "series"
+    assert not Reservation.objects.exists()
+    effect = approvals.effect_of(asked, world.now)
+    assert effect["fits"] and effect["sentence"].startswith("All 9 occurrences fit")
+    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    assert Series.objects.get().occurrences.filter(owner=world.vision.member).count() == 9
+    asked.refresh_from_db()
+    assert asked.reservation is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"weekdays": []}, "weekdays"),
+        ({"weekdays": ["monday"]}, "weekdays"),
+        ({"until": date(2026, 3, 1)}, "until"),
+        ({"until": date(2199, 1, 1)}, "until"),
+        ({"until": "soon"}, "until"),
+        ({"until": date(2026, 3, 3), "weekdays": ["mon"]}, "until"),
+        ({"time_zone": "Mars/Olympus"}, "time_zone"),
+        ({"end": datetime.fromisoformat("2026-03-05T10:00+00:00")}, "end"),
+    ],
+)
+def test_wrong_fields_of_a_recurring_one_are_named(world: World, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        recur(world, **changes)
+    assert list(refused.value.fields) == [field]
+
+
+def test_so_many_occurrences_and_no_more(world: World) -> None:
+    type(world.shared).objects.filter(pk=world.shared.pk).update(reservation_horizon_seconds=365 * 86_400)
+    world.shared.refresh_from_db()
+    with pytest.raises(Invalid, match="100 occurrences"):
+        recur(world, until=date(2026, 12, 1))
