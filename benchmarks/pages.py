@@ -43,6 +43,7 @@ PAGES = (
     ("team", "lead", "/teams/folding/"),
     ("audit", "operator", "/audit/"),
     ("settings", "operator", "/settings/"),
+    ("data volumes", "operator", "/volumes/"),
     ("notices", "researcher", "/notifications/"),
 )
 

@@ -725,6 +725,22 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
     assert me.other_hosts == []
 
 
+def test_8b_people_see_their_homes_with_size_and_what_their_hosts_offer(story: Story) -> None:
+    me, operator = story["researcher"], story["operator"]
+
+    def measured() -> bool:
+        page = me.go("/volumes/")
+        own = page.get_by_role("row").filter(has_text="researcher")
+        return bool(own.count() == 1 and re.search(r"[1-9][\d.]* [kM]B", own.inner_text()))
+
+    eventually(measured, 150, "the home in which the notebook was saved is measured")
+    me.check()
+    assert "JupyterLab" in me.page.locator("#environments").inner_text()
+    assert "climate-member" not in me.page.content()
+    expect(operator.go("/volumes/").get_by_role("row").filter(has_text="climate-member")).to_have_count(1)
+    operator.check()
+
+
 def test_9_nobody_met_another_host_or_an_error_on_the_way(story: Story) -> None:
     for person in story.people.values():
         assert (person.username, person.other_hosts, person.errors) == (person.username, [], [])
