@@ -56,18 +56,14 @@ def running(user: User) -> QuerySet[Workload]:
     return rows.order_by("pool__name", "-queued_at", "-pk")
 
 
-def whose_counts(user: User, states: list[str]) -> dict[str, int]:
-    """How many rows the person may see: all, of own teams, own."""
-    found = (
-        policy.visible_workloads(user)
-        .filter(state__in=states)
-        .aggregate(
-            all=Count("pk"),
-            team=Count("pk", filter=Q(project__team__in=policy.my_team_ids(user))),
-            mine=Count("pk", filter=Q(owner=user)),
-        )
+def seen_counts(user: User) -> dict[str, dict[str, int]]:
+    """How many rows the person may see, of what is ``waiting`` and what is ``running``: ``all``, ``team`` (own ones), ``mine``."""
+    shows = {"waiting": Q(state=WorkloadState.QUEUED), "running": Q(state__in=RUNS)}
+    whose = {"all": Q(), "team": Q(project__team__in=policy.my_team_ids(user)), "mine": Q(owner=user)}
+    found = policy.visible_workloads(user).aggregate(
+        **{f"{s}_{w}": Count("pk", filter=shows[s] & whose[w]) for s in shows for w in whose}
     )
-    return dict(found)
+    return {s: {w: found[f"{s}_{w}"] for w in whose} for s in shows}
 
 
 def reason_codes(user: User) -> list[str]:

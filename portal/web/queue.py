@@ -35,6 +35,7 @@ CODE_WORDS = {
     "waits_for_eviction": "Room is being made",
     "behind_others": "Behind others",
     "over_quota": "Over quota",
+    "behind_own_team": "Behind its team",
     "over_user_cap": "Over the person's limit",
     "budget_closed": "Budget used up",
     "held_for_reservation": "Held for a reservation",
@@ -90,7 +91,8 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         return _csv(rows, user, now)
     page = page_of(request, rows)
     totals = reads.totals(user)
-    states = reads.RUNS if shows_running else [WorkloadState.QUEUED.value]
+    seen = reads.seen_counts(user)
+    sees_all = policy.sees_all_teams(user)
     opened = uuid_of(request.GET.get("open", ""))
     drawn = [_row(request, workload, user, now, workload.public_id == opened) for workload in page.object_list]
     context = {
@@ -98,14 +100,15 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         "page": page,
         "rows": drawn,
         "totals": totals,
-        "counts": _words(totals),
+        "counts": _words(totals, None if sees_all else seen["waiting"]["all"]),
+        "hidden": totals.waiting - seen["waiting"]["all"],
         "shows_running": shows_running,
-        "sees_all": policy.sees_all_teams(user),
+        "sees_all": sees_all,
         "shows": [
-            {"label": f"Waiting {totals.waiting}", "url": _with(request, show=None), "current": not shows_running},
-            {"label": f"Running {totals.running}", "url": _with(request, show="running"), "current": shows_running},
+            {"label": f"Waiting {seen['waiting']['all']}", "url": _with(request, show=None), "current": not shows_running},
+            {"label": f"Running {seen['running']['all']}", "url": _with(request, show="running"), "current": shows_running},
         ],
-        "whose": _whose(request, reads.whose_counts(user, states)),
+        "whose": _whose(request, seen["running" if shows_running else "waiting"]),
         "several_pools": len({workload.pool_id for workload in page.object_list}) > 1,
         "filtered": any(request.GET.get(name) for name in ("model", "kind", "reason", "find", "whose")),
     }
@@ -232,10 +235,13 @@ def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[
     return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
 
 
-def _words(totals: reads.Totals) -> str:
+def _words(totals: reads.Totals, seen: int | None) -> str:
+    """Everybody's numbers; of those how many the person may see (None: all), since only they stand below."""
     if not totals.waiting:
         return f"Nothing waits; {totals.running} run."
-    return f"{totals.waiting} waiting for {totals.gpus_wanted} units; {totals.running} run."
+    whose = "" if seen is None else f", {seen or 'none'} of them of your teams"
+    verb = "waits" if totals.waiting == 1 else "wait"
+    return f"{totals.waiting} {verb} for {totals.gpus_wanted} units{whose}; {totals.running} run."
 
 
 def _whose(request: HttpRequest, counts: dict[str, int]) -> list[dict[str, Any]]:

@@ -395,7 +395,7 @@ def _saving(question: Question) -> Chart:
     names = [
         *(name for _, name, _ in saving.by_team),
         "Dedicated: their sum",
-        "Pooled: p95 of all together",
+        "Pooled: all together",
         "GPUs there are",
     ]
     values = [*(value for _, _, value in saving.by_team), saving.dedicated, saving.pooled, saving.owned]
@@ -413,7 +413,7 @@ def _saving(question: Question) -> Chart:
         "layout": {
             "showlegend": False,
             "yaxis": {"autorange": "reversed", "automargin": True},
-            "xaxis": {"title": {"text": "GPUs, p95 of hourly demand"}},
+            "xaxis": {"title": {"text": "GPUs that are enough 95 % of the time"}},
             "bargap": 0.3,
         },
     }
@@ -422,8 +422,11 @@ def _saving(question: Question) -> Chart:
     if saving.per_month is not None:
         rows.append([f"A month, {question.currency}", money(saving.per_month, question.currency)])
     raw = [[name, value] for name, value in zip(names, values, strict=True)]
-    hint = "what each team would need alone, against all together"
+    hint = "what each team would need alone to have enough 95 % of the time, against all together"
     return Chart("Pooled or dedicated", hint, figure, _columns("Who", "GPUs"), rows, raw)
+
+
+HALF, ALMOST_ALL = "Half wait at most", "19 of 20 wait at most"  # the 50th and the 95th percentile
 
 
 def _waits(question: Question) -> Chart:
@@ -434,10 +437,13 @@ def _waits(question: Question) -> Chart:
                 "type": "bar",
                 "name": name,
                 "x": [f"{row.name} GPU" for row in rows],
-                "y": [_minutes(getattr(row, name)) for row in rows],
+                "y": [_minutes(value) for value in values],
                 "meta": {"colour": colour},
             }
-            for name, colour in (("p50", "use-3"), ("p95", "use-5"))
+            for name, values, colour in (
+                (HALF, [row.p50 for row in rows], "use-3"),
+                (ALMOST_ALL, [row.p95 for row in rows], "use-5"),
+            )
         ],
         "layout": {"yaxis": {"title": {"text": "minutes"}}, "barmode": "group"},
     }
@@ -454,7 +460,7 @@ def _waits(question: Question) -> Chart:
         for row in rows
     ]
     raw = [[row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions] for row in rows]
-    labels = ("Started", "p50", "p95", "Longest", "Still wait", "Preemptions")
+    labels = ("Started", HALF, ALMOST_ALL, "Longest", "Still wait", "Preemptions")
     return Chart(
         "How long people wait",
         "from submission to the first GPU, by size",
@@ -470,7 +476,7 @@ def _minutes(seconds: float | None) -> float | None:
 
 
 def overall_wait(rows: list[selectors.WaitRow]) -> tuple[float | None, float | None]:
-    """p50 and p95 of the size that most workloads have: what most people meet."""
+    """What half and what 19 of 20 wait at most, of the size that most workloads have: what most people meet."""
     most = max(rows, key=lambda row: row.started, default=None)
     return (most.p50, most.p95) if most and most.started else (None, None)
 

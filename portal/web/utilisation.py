@@ -48,7 +48,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
         ],
         "figures": _figures(question, fall, saving, waits),
         "start": question.filters.start,
-        "end": question.filters.end,
+        "end": max(min(question.filters.end, now), question.filters.start),  # the hour that runs is not over
         "coverage": fall.coverage,
         "freshness": selectors.freshness(),
         "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
@@ -166,7 +166,7 @@ def _figures(question: use_charts.Question, fall: Any, saving: Any, waits: Any) 
     by_key = {step.key: step for step in fall.steps}
     free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
     unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
-    p50, p95 = use_charts.overall_wait(waits)
+    half, most = use_charts.overall_wait(waits)
     return [
         {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
         {
@@ -181,7 +181,7 @@ def _figures(question: use_charts.Question, fall: Any, saving: Any, waits: Any) 
             if policy.sees_owner_cost(question.viewer)
             else "",
         },
-        {"label": "Wait, p50", "value": duration(p50), "small": f"p95 {duration(p95)}"},
+        {"label": "Typical wait", "value": duration(half), "small": f"1 in 20 longer than {duration(most)}" if most else ""},
         {
             "label": "Saved by pooling",
             "value": f"{grouped(saving.gpus, 1)} GPUs",

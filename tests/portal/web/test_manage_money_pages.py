@@ -12,6 +12,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.models import User
 from portal.web import use_charts
@@ -169,7 +170,16 @@ def test_a_month_that_is_none_is_not_found(world: World, month: str) -> None:
 
 # -- utilisation -------------------------------------------------------------------------------------------------------
 
+
 PERIOD = {"start": "2026-01-01", "end": "2026-02-01"}
+
+
+def test_utilisation_ends_now_and_speaks_of_waits_as_people_do(world: World) -> None:
+    answer = signed_in(world.operator).get(reverse("utilisation"), {"period": "24h"})
+    assert answer.context["end"] <= timezone.now()
+    page = answer.content.decode()
+    assert "Typical wait" in page and "19 of 20 wait at most" in page
+    assert not re.search(r"\bp(50|95)\b", page)
 
 
 @pytest.mark.parametrize("who", ["member", "operator", "finance", "stranger"])

@@ -416,6 +416,18 @@ def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) 
     assert "Taken back by you" in job
 
 
+def test_a_queue_in_which_only_others_wait_says_so(world: World) -> None:
+    make_waiting(world, world.language, "llm", units=4)
+    page = signed_in(world.vision.member).get(reverse("queue")).content.decode()
+    assert "1 waits for 4 units, none of them of your teams; 0 run." in page
+    assert "Nothing of your teams waits" in page
+    assert "Nothing waits" not in page
+    assert "Waiting 0" in page
+    page = signed_in(world.operator).get(reverse("queue")).content.decode()
+    assert "1 waits for 4 units; 0 run." in page
+    assert "Waiting 1" in page
+
+
 # -- the request form --------------------------------------------------------------------------------------------------
 
 
