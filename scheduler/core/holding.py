@@ -3,10 +3,12 @@ bound says why."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from scheduler.core.board import NOBODY, Board
 from scheduler.core.model import Eviction, Reservation, Unbound
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import Promises, lead_seconds, numbers
+from scheduler.core.timeline import Promises, cheapest_units, lead_seconds, numbers
 
 
 def keep_reservations(board: Board) -> Promises:
@@ -21,9 +23,10 @@ def keep_reservations(board: Board) -> Promises:
         if reservation.start <= board.now and all(board.holder[u] == NOBODY and board.kept[u] == 0 for u in units):
             board.bind(reservation, units)
             continue
-        board.promise(reservation, units)
         if reservation.start - lead_seconds(board) <= board.now:
+            units = promises.witness[reservation.id] = spare_holders(board, promises, reservation, units)
             warn_holders(board, reservation, units)
+        board.promise(reservation, units)
         if reservation.start <= board.now:
             board.unbound.append(in_use(board, reservation, units))
     return promises
@@ -55,14 +58,39 @@ def in_use(board: Board, reservation: Reservation, units: list[int]) -> Unbound:
     return Unbound(reservation.id, Code.RESERVED_UNITS_IN_USE, why)
 
 
-def warn_holders(board: Board, reservation: Reservation, units: list[int]) -> None:
-    """Evict the preemptible work that would still be on a reservation's units when it starts."""
+def in_the_way(board: Board, reservation: Reservation, units: list[int]) -> list[int]:
+    """The preemptible work that would still be on a reservation's units when it starts, and may be told to go."""
+    found = []
     for victim in sorted({int(board.holder[u]) for u in units} - {NOBODY}):
         running = board.running[victim]
         ends_itself = running.until <= reservation.start
         young = board.now < running.started + board.policy.minimum_runtime_seconds
-        if running.stopping or victim in board.evicted or not running.preemptible or ends_itself or young:
-            continue
+        if not (running.stopping or victim in board.evicted or not running.preemptible or ends_itself or young):
+            found.append(victim)
+    return found
+
+
+def spare_holders(board: Board, promises: Promises, reservation: Reservation, units: list[int]) -> list[int]:
+    """Other units for a reservation, for which not all that are in its way need to go: what one leaves whole may be
+    more than the reservation takes of it. Tried for the dearest first."""
+    going = in_the_way(board, reservation, units)
+    for victim in sorted(going, key=lambda v: (-int(board.cost[v]), v)):
+        rest = [v for v in going if v != victim]
+        stays = {int(board.holder[u]) for u in units} - set(going)
+        mask = promises.open_units(max(reservation.start, board.now + lead_seconds(board)), reservation.end)
+        mask &= np.isin(board.holder, [NOBODY, *rest]) & (board.kept == 0)
+        mask[units] = [int(board.holder[u]) in stays | {*rest, NOBODY} for u in units]
+        kind = int(board.kind[units[0]])
+        found = cheapest_units(board, reservation.ask, kind, mask, np.zeros(len(board.units), dtype=np.int64))
+        if found is not None:
+            units, going = found, rest
+    return units
+
+
+def warn_holders(board: Board, reservation: Reservation, units: list[int]) -> None:
+    """Evict the preemptible work that would still be on a reservation's units when it starts."""
+    for victim in in_the_way(board, reservation, units):
+        running = board.running[victim]
         board.evict(
             victim,
             Eviction(

@@ -1,12 +1,17 @@
 """Hypothesis strategies for whole snapshots: pools, teams, quotas, running and waiting work, reservations, maintenance.
 
 What they build is consistent, as rows from the database are: no unit is held twice, guarantees fit the pool, a
-reservation's units are held by its own work only. Everything else is fair game.
+reservation's units are held by its own work only, what is earmarked is nobody else's. Everything else is fair game. The
+choices lean towards pools in which something is decided: asks are made mostly of hardware that is there, guarantees
+around what teams hold at present.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
@@ -30,223 +35,323 @@ from scheduler.core.model import (
 )
 from scheduler.core.reasons import Code
 
+T = TypeVar("T")
+
 NOW = 1_000_000
 HOUR = 3600
-MODELS = ("A100-40GB", "H100-80GB")
-MEMORY = {"A100-40GB": 40_960, "H100-80GB": 81_920}
-SLICE, SHARE = "1g.5gb", "share-1/4"
+MODELS = ("A100-40GB", "H100-80GB", "L40S-48GB")
+MEMORY = {"A100-40GB": 40_960, "H100-80GB": 81_920, "L40S-48GB": 46_068}
+CAPABILITY = {"A100-40GB": 80, "H100-80GB": 90, "L40S-48GB": 89}
+SMALL, LARGE, SHARE = "1g.5gb", "3g.20gb", "share-1/4"
+CUTS = {"": 1, SMALL: 7, LARGE: 2, SHARE: 4}  # profile: parts of a GPU
 TEAMS = (1, 2, 3)
+NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 
 
-@st.composite
-def policies(draw: st.DrawFn) -> Policy:
-    return Policy(
-        notice_seconds=draw(st.sampled_from((0, 30, 120))),
-        grace_seconds=draw(st.sampled_from((10, 30))),
-        minimum_runtime_seconds=draw(st.sampled_from((0, 300, 3600))),
-        spare_slots=draw(st.sampled_from((0, 0, 0, SLOTS_PER_GPU, 3 * SLOTS_PER_GPU))),
-        most_slots_per_user=draw(st.sampled_from((None, None, 4 * SLOTS_PER_GPU))),
-        most_slots_per_workload=draw(st.sampled_from((None, None, 8 * SLOTS_PER_GPU))),
-    )
+class Chooser:
+    """Draws from what is given; ``rarely`` is about one time in so many."""
 
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
 
-@st.composite
-def hosts_and_units(draw: st.DrawFn, pool: int, first_host: int) -> tuple[list[Host], list[Unit]]:
-    hosts, units = [], []
-    for number in range(draw(st.sampled_from((2, 3, 4, 1)))):
-        host = first_host + number
-        labels = draw(st.sets(st.sampled_from((("rack", "r1"), ("rack", "r2"), ("site", "north"))), max_size=2))
-        open_ = draw(st.sampled_from((True,) * 9 + (False,)))
-        hosts.append(
-            Host(
-                host,
-                f"host-{host}",
-                pool,
-                frozenset(labels),
-                cpu_milli=draw(st.sampled_from((0, 32_000))),
-                memory_mib=draw(st.sampled_from((0, 256_000))),
-                accepts=open_,
-                closed_code="" if open_ else Code.HOST_CLOSED,
-            )
-        )
-        units += draw(units_of(host))
-    return hosts, units
+    def one_of(self, *options: T) -> T:
+        return self.draw(st.sampled_from(options))
 
+    def of(self, options: Sequence[T]) -> T:
+        return self.draw(st.sampled_from(options))
 
-@st.composite
-def units_of(draw: st.DrawFn, host: int) -> list[Unit]:
-    model, units = draw(st.sampled_from(MODELS)), []
-    for number in range(draw(st.sampled_from((4, 8, 2, 1)))):
-        gpu = host * 100 + number
-        cut = draw(st.sampled_from(("",) * 8 + (SLICE, SHARE)))
-        parts = {"": 1, SLICE: 7, SHARE: 4}[cut]
-        for part in range(parts):
-            units.append(
-                Unit(
-                    gpu * 10 + part,
-                    host,
-                    gpu,
-                    model,
-                    cut,
-                    slots=SLOTS_PER_GPU // parts,
-                    memory_mib=MEMORY[model] // (1 if cut == SHARE else parts),
-                    compute_capability=90 if model.startswith("H") else 80,
-                    nvlink_group=number // 4 if not cut else None,
-                    well=draw(st.sampled_from((True,) * 19 + (False,))),
-                )
-            )
-    return units
+    def between(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
 
-
-@st.composite
-def asks(draw: st.DrawFn) -> Ask:
-    return Ask(
-        units=draw(st.sampled_from((1, 2, 1, 4, 2, 3, 8))),
-        hosts=draw(st.sampled_from((1, 1, 1, 2, 1, 1, 3))),
-        models=draw(st.sampled_from(((), ("H100-80GB", "A100-40GB"), ("A100-40GB",), ("H100-80GB",)))),
-        profile=draw(st.sampled_from(("", "", "", "", "", SLICE, SHARE))),
-        min_memory_mib=draw(st.sampled_from((0,) * 8 + (41_000,))),
-        min_compute_capability=draw(st.sampled_from((0,) * 8 + (90,))),
-        nvlink=draw(st.sampled_from((False,) * 8 + (True,))),
-        labels=draw(st.sampled_from((frozenset[tuple[str, str]](),) * 8 + (frozenset({("rack", "r1")}),))),
-        cpu_milli=draw(st.sampled_from((0, 8_000))),
-        memory_mib=draw(st.sampled_from((0, 64_000))),
-    )
-
-
-@st.composite
-def queue(draw: st.DrawFn, pool: int, reservations: list[Reservation]) -> list[Queued]:
-    waiting = []
-    for number in range(draw(st.integers(2, 12))):
-        preemptible = draw(st.booleans())
-        limit = draw(st.sampled_from((600, HOUR, 8 * HOUR, 48 * HOUR, HOUR, 8 * HOUR, 30 * 24 * HOUR)))
-        inside = draw(st.sampled_from([None, None, None, None, None, None, *reservations]))
-        waiting.append(
-            Queued(
-                id=pool * 10_000 + number,
-                team=inside.team if inside else draw(st.sampled_from(TEAMS)),
-                project=inside.project if inside else 1,
-                user=draw(st.integers(1, 4)),
-                pool=pool,
-                ask=draw(asks()),
-                submitted=NOW - draw(st.integers(0, 40 * HOUR)),
-                max_runtime_seconds=limit,
-                predicted_seconds=draw(st.integers(60, limit)),
-                priority=draw(st.sampled_from(Priority)),
-                preemptible=preemptible,
-                may_borrow=preemptible and draw(st.integers(0, 4)) > 0,
-                reservation=inside.id if inside else None,
-                not_before=draw(st.sampled_from((0,) * 15 + (NOW + 60,))),
-                evicted_by=draw(st.sampled_from((None, None, pool * 10_000 + 501))),
-                gate=draw(st.sampled_from(("",) * 15 + (Code.BUDGET_CLOSED,))),
-            )
-        )
-    return waiting
-
-
-@st.composite
-def running_work(
-    draw: st.DrawFn, pool: int, units: list[Unit], bound: dict[int, Reservation], waiting: list[Queued]
-) -> list[Running]:
-    """Work on a part of the units, sometimes a gang, sometimes on its way out; inside reservations only their own."""
-    running: list[Running] = []
-    left = list(units)
-    while left and len(running) < 12 and draw(st.integers(0, 5)) > 0:
-        first = draw(st.sampled_from(left))
-        same = [u for u in left if u.profile == first.profile and u.model == first.model]
-        same = [u for u in same if bound.get(u.id) == bound.get(first.id)]
-        if first.profile == SHARE:
-            same = [u for u in same if u.gpu == first.gpu]
-        mine = same[: draw(st.integers(1, 6))]
-        left = [u for u in left if u not in mine and not (first.profile == SHARE and u.gpu == first.gpu)]
-        inside = bound.get(first.id)
-        started = NOW - draw(st.integers(0, 20 * HOUR))
-        preemptible = draw(st.booleans())
-        stopping = draw(st.integers(0, 5)) == 0
-        until = NOW + draw(st.sampled_from((-60, 600, 5 * HOUR, 60 * HOUR)))
-        running.append(
-            Running(
-                id=pool * 10_000 + 500 + len(running),
-                team=inside.team if inside else draw(st.sampled_from(TEAMS)),
-                project=inside.project if inside else 1,
-                user=draw(st.integers(1, 4)),
-                pool=pool,
-                units=tuple(sorted(u.id for u in mine)),
-                started=started,
-                until=max(until, started + 1) if inside is None else min(max(until, started + 1), inside.end),
-                predicted_until=max(started + 1, min(until, NOW + draw(st.integers(-HOUR, 10 * HOUR)))),
-                priority=draw(st.sampled_from(Priority)),
-                preemptible=preemptible,
-                checkpoint_at=draw(st.sampled_from((None, max(started, NOW - 300)))),
-                reservation=inside.id if inside else None,
-                stopping=stopping,
-                stop_by=NOW + 40 if stopping else None,
-                evicted_for_workload=draw(st.sampled_from([None, *(q.id for q in waiting)])) if stopping else None,
-                cpu_milli=4_000,
-                memory_mib=10_000,
-            )
-        )
-    return running
+    def rarely(self, times: int) -> bool:
+        return self.between(1, times) == times // 2 + 1  # the ends are tried more often than the rest
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """One or two pools with everything in them, at ``NOW``."""
-    whole = Snapshot(epoch=draw(st.integers(1, 9)), teams=tuple(Team(t, f"team-{t}", t) for t in TEAMS))
-    for pool in range(1, draw(st.integers(1, 2)) + 1):
-        whole = draw(with_pool(whole, pool))
+    choose = Chooser(draw)
+    whole = Snapshot(epoch=choose.between(1, 9), teams=tuple(Team(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS))
+    for pool in range(1, choose.one_of(1, 1, 2) + 1):
+        whole = PoolMaker(choose, pool).added_to(whole)
+    if choose.rarely(30):  # waits in a pool that is gone
+        lost = replace(whole.queued[0], id=99_999, pool=77, reservation=None, earmarked_units=())
+        whole = replace(whole, queued=(*whole.queued, lost))
     return whole
 
 
-@st.composite
-def with_pool(draw: st.DrawFn, whole: Snapshot, pool: int) -> Snapshot:
-    static = draw(st.sampled_from((False,) * 6 + (True,)))
-    hosts, units = draw(hosts_and_units(pool, pool * 10))
-    reservations: list[Reservation] = []
-    bound: dict[int, Reservation] = {}
-    for number in range(draw(st.integers(0, 3))):
-        start = NOW + draw(st.sampled_from((-HOUR, 0, 30, 20 * 60, 6 * HOUR)))
-        reservation = Reservation(
-            pool * 100 + number,
-            team=draw(st.sampled_from(TEAMS)),
-            project=1,
-            pool=pool,
-            ask=replace(draw(asks()), profile="", labels=frozenset(), nvlink=False),
-            start=start,
-            end=start + draw(st.sampled_from((2 * HOUR, 9 * HOUR))),
+class PoolMaker:
+    """One pool with its hosts, promises, work and quotas, each choice within what the earlier ones left."""
+
+    def __init__(self, choose: Chooser, pool: int) -> None:
+        self.choose, self.pool = choose, pool
+        self.hosts: list[Host] = []
+        self.units: list[Unit] = []
+        self.reservations: list[Reservation] = []
+        self.queued: list[Queued] = []
+        self.running: list[Running] = []
+        self.maintenance: list[Maintenance] = []
+
+    def added_to(self, whole: Snapshot) -> Snapshot:
+        choose = self.choose
+        self._hardware()
+        self._reserve()
+        self._run()
+        for number in range(choose.between(2, 9)):
+            self.queued.append(self._waiting(self.pool * 10_000 + number))
+        self._stop_some()
+        self._earmark_some()
+        kind, owner = (PoolKind.STATIC, choose.of(TEAMS)) if choose.rarely(8) else (PoolKind.DYNAMIC, None)
+        if owner is not None and not choose.rarely(3):
+            self.queued = [q if q.reservation else replace(q, team=owner) for q in self.queued]
+        use = [DecayedUse(team, self.pool, float(choose.between(0, 10**9))) for team in TEAMS]
+        return replace(
+            whole,
+            pools=(*whole.pools, Pool(self.pool, f"pool-{self.pool}", kind, owner, self._policy())),
+            hosts=(*whole.hosts, *self.hosts),
+            units=(*whole.units, *self.units),
+            quotas=(*whole.quotas, *self._quotas()),
+            decayed_use=(*whole.decayed_use, *use),
+            queued=(*whole.queued, *self.queued),
+            running=(*whole.running, *self.running),
+            reservations=(*whole.reservations, *self.reservations),
+            maintenance=(*whole.maintenance, *self.maintenance),
         )
-        free = [u.id for u in units if u.id not in bound and not u.profile]
-        if reservation.start <= NOW and free and draw(st.booleans()):
-            reservation = replace(reservation, units=tuple(sorted(free[: draw(st.integers(1, 8))])))
-            bound |= dict.fromkeys(reservation.units, reservation)
-        reservations.append(reservation)
-    waiting = draw(queue(pool, reservations))
-    running = draw(running_work(pool, units, bound, waiting))
-    maintenance = [
-        Maintenance(host.id, start, start + 4 * HOUR)
-        for host in hosts
-        for start in draw(st.sampled_from(((),) * 8 + ((NOW + 2 * HOUR,), (NOW - HOUR,))))
-    ]
-    quotas = []
-    for model in sorted({u.model for u in units}):
-        left = sum(u.slots for u in units if u.model == model)
-        for team in TEAMS:
-            guaranteed = draw(st.sampled_from((2, 4, 0, 1, 8))) * SLOTS_PER_GPU
-            if guaranteed <= left and draw(st.integers(0, 5)) > 0:
+
+    def _policy(self) -> Policy:
+        choose = self.choose
+        return Policy(
+            notice_seconds=choose.one_of(30, 0, 120),
+            grace_seconds=choose.one_of(30, 10),
+            minimum_runtime_seconds=choose.one_of(300, 0, 3600),
+            spare_slots=choose.one_of(0, 0, 0, 0, SLOTS_PER_GPU, 3 * SLOTS_PER_GPU),
+            most_slots_per_user=choose.one_of(None, None, None, 6 * SLOTS_PER_GPU),
+            most_slots_per_workload=choose.one_of(None, None, None, 8 * SLOTS_PER_GPU),
+        )
+
+    # -- hardware --------------------------------------------------------------------------------------------------------
+
+    def _hardware(self) -> None:
+        choose = self.choose
+        for number in range(choose.one_of(2, 3, 4, 1, 5)):
+            host = self.pool * 10 + number
+            open_ = not choose.rarely(12)
+            labels = {("rack", choose.one_of("r1", "r2"))} if choose.rarely(2) else set()
+            labels |= {("site", "north")} if choose.rarely(3) else set()
+            self.hosts.append(
+                Host(
+                    host,
+                    f"host-{host}",
+                    self.pool,
+                    frozenset(labels),
+                    cpu_milli=choose.one_of(0, 32_000, 64_000),
+                    memory_mib=choose.one_of(0, 256_000),
+                    accepts=open_,
+                    closed_code="" if open_ else Code.HOST_CLOSED,
+                )
+            )
+            self._gpus(host)
+            if choose.rarely(10):
+                start = NOW + choose.one_of(2 * HOUR, -HOUR, 60)
+                self.maintenance.append(Maintenance(host, start, start + 4 * HOUR))
+
+    def _gpus(self, host: int) -> None:
+        choose = self.choose
+        model, count, island = choose.of(MODELS), choose.one_of(4, 8, 2, 1), choose.one_of(4, 8, 2, 0)
+        cut = choose.one_of("", "", "", SMALL, LARGE, SHARE)
+        whole = choose.between(0, count) if cut else count
+        for number in range(count):
+            gpu, profile = host * 100 + number, "" if number < whole else cut
+            for part in range(CUTS[profile]):
+                self.units.append(
+                    Unit(
+                        gpu * 10 + part,
+                        host,
+                        gpu,
+                        model,
+                        profile,
+                        slots=SLOTS_PER_GPU // CUTS[profile],
+                        memory_mib=MEMORY[model] // (1 if profile == SHARE else CUTS[profile]),
+                        compute_capability=CAPABILITY[model],
+                        nvlink_group=number // island if island and not profile else None,
+                    )
+                )
+        if choose.rarely(8):
+            sick = choose.of(self.units)
+            self.units = [replace(u, well=u.well and u.gpu != sick.gpu) for u in self.units]
+
+    # -- asks ------------------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> Ask:
+        """Mostly of a kind that is there, sometimes of anything."""
+        choose = self.choose
+        like = choose.of(self.units)
+        per_host = Counter(u.host for u in self.units if (u.model, u.profile) == (like.model, like.profile))
+        most = 9 if choose.rarely(20) else max(per_host.values())
+        others = tuple(m for m in MODELS if m != like.model)
+        return Ask(
+            units=choose.of([n for n in (1, 2, 4, 8, 3, 9) if n <= most]),
+            hosts=choose.one_of(1, 1, 1, 1, min(2, len(per_host)), len(per_host)),
+            models=choose.one_of((), (like.model,), (like.model, *others), (others[0], like.model)),
+            profile="" if choose.rarely(12) else like.profile,
+            min_memory_mib=41_000 if choose.rarely(12) else 0,
+            min_compute_capability=89 if choose.rarely(12) else 0,
+            nvlink=choose.rarely(10),
+            labels=frozenset({("rack", "r1")}) if choose.rarely(10) else NO_LABELS,
+            cpu_milli=choose.one_of(0, 8_000),
+            memory_mib=choose.one_of(0, 64_000),
+        )
+
+    # -- reservations ----------------------------------------------------------------------------------------------------
+
+    def _reserve(self) -> None:
+        choose = self.choose
+        free = [u.id for u in self.units if not u.profile]
+        for number in range(choose.one_of(0, 0, 1, 2, 3)):
+            start = NOW + choose.one_of(-HOUR, 0, 30, 60, 20 * 60, 6 * HOUR)
+            ask = replace(self._ask(), profile="", nvlink=choose.rarely(6))
+            reservation = Reservation(
+                self.pool * 100 + number,
+                team=choose.of(TEAMS),
+                project=1,
+                pool=self.pool,
+                ask=ask,
+                start=start,
+                end=start + choose.one_of(2 * HOUR, 9 * HOUR),
+                may_exceed_guarantee=choose.rarely(4),
+            )
+            if reservation.start <= NOW and free and choose.rarely(2):
+                mine, free = free[: min(len(free), ask.total_units)], free[ask.total_units :]
+                reservation = replace(reservation, units=tuple(sorted(mine)))
+            self.reservations.append(reservation)
+
+    # -- running work ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Work on a part of the units, sometimes a gang over hosts; inside reservations only their own."""
+        choose = self.choose
+        inside = {u: r for r in self.reservations for u in r.units}
+        left = list(self.units)
+        for _ in range(choose.one_of(0, 3, 6, 10)):
+            if not left:
+                break
+            first = choose.of(left)
+            same = [u for u in left if (u.profile, u.model) == (first.profile, first.model)]
+            same = [u for u in same if inside.get(u.id) == inside.get(first.id)]
+            if first.profile == SHARE:
+                same = [u for u in same if u.gpu == first.gpu]
+            elif not choose.rarely(4):  # else a gang, as it comes
+                same = [u for u in same if u.host == first.host]
+            mine = same[: choose.one_of(1, 2, 4, 8)]
+            gone = {u.id for u in mine} | {u.id for u in left if u.profile == SHARE and u.gpu == first.gpu}
+            left = [u for u in left if u.id not in gone]
+            self.running.append(self._one_running(mine, inside.get(first.id)))
+
+    def _one_running(self, units: list[Unit], inside: Reservation | None) -> Running:
+        choose = self.choose
+        started = NOW - choose.one_of(2 * HOUR, 20 * HOUR, 60, 0)
+        until = max(started + 1, NOW + choose.one_of(5 * HOUR, 600, 60 * HOUR, -60))
+        preemptible = not choose.rarely(3)
+        return Running(
+            id=self.pool * 10_000 + 500 + len(self.running),
+            team=inside.team if inside else choose.of(TEAMS),
+            project=inside.project if inside else 1,
+            user=choose.between(1, 4),
+            pool=self.pool,
+            units=tuple(sorted(u.id for u in units)),
+            started=started,
+            until=until if inside is None else min(until, inside.end),
+            predicted_until=max(started + 1, min(until, NOW + choose.one_of(HOUR, -60, 600, 10 * HOUR))),
+            priority=choose.one_of(Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.CRITICAL),
+            preemptible=preemptible,
+            checkpoint_at=choose.one_of(None, max(started, NOW - 300), max(started, NOW - HOUR)),
+            reservation=inside.id if inside else None,
+            evictions=choose.one_of(0, 0, 1, 3),
+            cpu_milli=choose.one_of(0, 4_000, 12_000),
+            memory_mib=choose.one_of(0, 10_000),
+        )
+
+    def _stop_some(self) -> None:
+        """Some of it is on its way out: for a workload that waits or waits no more, for a reservation, or for nobody."""
+        choose = self.choose
+        for number, running in enumerate(self.running):
+            if not choose.rarely(7):
+                continue
+            workload, reservation = None, None
+            if choose.rarely(2):
+                workload = choose.of([*(q.id for q in self.queued if q.reservation == running.reservation), 88_888])
+            elif self.reservations and choose.rarely(2):
+                reservation = choose.of(self.reservations).id
+            self.running[number] = replace(
+                running,
+                stopping=True,
+                stop_by=choose.one_of(NOW + 40, NOW - 5, None),
+                evicted_for_workload=workload,
+                evicted_for_reservation=reservation,
+            )
+
+    # -- waiting work --------------------------------------------------------------------------------------------------------
+
+    def _waiting(self, workload: int) -> Queued:
+        choose = self.choose
+        inside = choose.of(self.reservations) if self.reservations and choose.rarely(6) else None
+        ask = replace(self._ask(), profile="", labels=NO_LABELS) if inside else self._ask()
+        limit = 30 * 24 * HOUR if choose.rarely(30) else choose.one_of(HOUR, 600, 8 * HOUR, 48 * HOUR)
+        preemptible = choose.rarely(2)
+        gate = choose.one_of(Code.BUDGET_CLOSED, Code.DEPENDENCY) if choose.rarely(20) else ""
+        return Queued(
+            id=workload,
+            team=inside.team if inside and not choose.rarely(8) else choose.of(TEAMS),
+            project=inside.project if inside else 1,
+            user=choose.between(1, 4),
+            pool=self.pool,
+            ask=ask,
+            submitted=NOW - choose.one_of(60, HOUR, 30 * HOUR, 3 * HOUR, 10),
+            max_runtime_seconds=limit,
+            predicted_seconds=choose.one_of(limit, max(60, limit // 10), min(limit, 600)),
+            priority=choose.one_of(Priority.NORMAL, Priority.LOW, Priority.HIGH, Priority.CRITICAL),
+            preemptible=preemptible,
+            may_borrow=preemptible and not choose.rarely(6),
+            reservation=inside.id if inside else (66_666 if choose.rarely(40) else None),
+            not_before=NOW + 60 if choose.rarely(30) else 0,
+            evicted_by=choose.of([None, None, *(r.id for r in self.running)]),
+            gate=gate,
+            gate_numbers=(("spent", 5),) if gate else (),
+        )
+
+    def _earmark_some(self) -> None:
+        """Units that others left for a workload: free ones, or those that victims on their way out still hold."""
+        choose = self.choose
+        held = {u for r in self.running for u in r.units} | {u for r in self.reservations for u in r.units}
+        free = [u for u in self.units if u.id not in held]
+        for number, queued in enumerate(self.queued):
+            theirs = [r for r in self.running if r.stopping and r.evicted_for_workload == queued.id]
+            if not theirs and not (free and queued.reservation is None and choose.rarely(8)):
+                continue
+            mine = [u for u in free if u.profile == queued.ask.profile][: choose.one_of(0, 1, 2, 4)]
+            shared = {u.gpu for u in mine if u.profile == SHARE}
+            free = [u for u in free if u not in mine and u.gpu not in shared]
+            units = {u.id for u in mine} | {u for r in theirs for u in r.units}
+            self.queued[number] = replace(queued, earmarked_units=tuple(sorted(units)))
+
+    # -- quotas ------------------------------------------------------------------------------------------------------------
+
+    def _quotas(self) -> list[Quota]:
+        """Each team at, below or above what it holds of a model, or without a quota for it."""
+        choose = self.choose
+        size = {u.id: u for u in self.units}
+        found = []
+        for model in sorted({u.model for u in self.units}):
+            left = sum(u.slots for u in self.units if u.model == model)
+            for team in TEAMS:
+                held = sum(
+                    size[u].slots for r in self.running if r.team == team for u in r.units if size[u].model == model
+                )
+                whole = -(-held // SLOTS_PER_GPU) + choose.one_of(0, 1, 4, -2, 8, -8)
+                guaranteed = min(left, max(0, whole) * SLOTS_PER_GPU)
+                if choose.rarely(8):
+                    continue
                 left -= guaranteed
-                limit = draw(st.sampled_from((None, None, 0, 2 * SLOTS_PER_GPU)))
-                quotas.append(Quota(team, pool, model, guaranteed, limit))
-    kind, owner = (PoolKind.STATIC, draw(st.sampled_from(TEAMS))) if static else (PoolKind.DYNAMIC, None)
-    use = [DecayedUse(team, pool, float(draw(st.integers(0, 10**9)))) for team in TEAMS]
-    return replace(
-        whole,
-        pools=(*whole.pools, Pool(pool, f"pool-{pool}", kind, owner, draw(policies()))),
-        hosts=(*whole.hosts, *hosts),
-        units=(*whole.units, *units),
-        quotas=(*whole.quotas, *quotas),
-        decayed_use=(*whole.decayed_use, *use),
-        queued=(*whole.queued, *waiting),
-        running=(*whole.running, *running),
-        reservations=(*whole.reservations, *reservations),
-        maintenance=(*whole.maintenance, *maintenance),
-    )
+                limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
+                found.append(Quota(team, self.pool, model, guaranteed, limit))
+        return found

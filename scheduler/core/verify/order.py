@@ -1,0 +1,193 @@
+"""Who comes first, as far as a plan shows it.
+
+A plan does not say in which order it was made. But when a workload is told that its units were not there, and those of
+another that started would have served it, then the other was looked at first; and some may never be looked at first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from scheduler.core.model import Placement, Queued
+from scheduler.core.reasons import Code
+from scheduler.core.verify.facts import Facts, serves
+
+MOST_LOOKED_AT = 40_000  # pairs of a started and a waiting workload: a large pool is looked at in part
+
+
+def _overtaken(facts: Facts) -> list[tuple[Queued, Queued]]:
+    if facts.overtaken is None:
+        facts.overtaken = list(_find_overtaken(facts))
+    return facts.overtaken
+
+
+def _find_overtaken(facts: Facts) -> Iterator[tuple[Queued, Queued]]:
+    """(waiting, started) of one pool, both in the ordinary lane, where the started one was looked at first."""
+    started: dict[int, list[tuple[Queued, Placement]]] = defaultdict(list)
+    for placement in facts.placements:
+        queued = facts.queued[placement.workload]
+        if queued.reservation is None and queued.id not in facts.waited_for:
+            started[queued.pool].append((queued, placement))
+    looked_at = 0
+    for refusal in facts.plan.refusals:
+        waiting = facts.queued.get(refusal.workload)
+        if waiting is None or refusal.code != Code.WAITS_FOR_UNITS or waiting.reservation is not None:
+            continue
+        if waiting.id in facts.waited_for or waiting.ask.profile.startswith("share"):
+            continue
+        if (waiting.pool, waiting.team) in facts.teams_at_their_limit:
+            continue
+        if waiting.pool in facts.pools_with_earmarks_given_up or facts.is_static(waiting.pool):
+            continue
+        for queued, placement in started[waiting.pool]:
+            looked_at += 1
+            if looked_at > MOST_LOOKED_AT:
+                return
+            units = [facts.units[u] for u in placement.units]
+            kinds = facts.kinds_that_fit(waiting.ask, units, gone=(queued.id,))
+            if any(facts.limits_allow(waiting, kind) for kind in kinds):
+                yield waiting, queued
+
+
+def priority_orders_within_a_team(facts: Facts) -> Iterator[str]:
+    """Lower-priority work does not take the units that higher-priority work of its team waits for."""
+    for waiting, started in _overtaken(facts):
+        if waiting.team == started.team and waiting.priority > started.priority:
+            yield f"workload {started.id} overtakes workload {waiting.id} of its team, which has the higher priority"
+
+
+def guarantees_come_before_borrowing(facts: Facts) -> Iterator[str]:
+    """A borrower does not take the units that work of a team wholly within its guarantee waits for."""
+    for waiting, started in _overtaken(facts):
+        if waiting.team != started.team and _only_borrows(facts, started) and _is_guaranteed_all(facts, waiting):
+            yield f"workload {started.id} borrows what workload {waiting.id} waits for within its team's guarantee"
+
+
+def borrowers_share_fairly(facts: Facts) -> Iterator[str]:
+    """Of two teams that borrow, the one with less decayed use by weight, whatever it is given now, comes first."""
+    for waiting, started in _overtaken(facts):
+        if waiting.team == started.team or not _only_borrows(facts, started):
+            continue
+        ahead = _share(facts, waiting.pool, waiting.team) + _given(facts, waiting)
+        if ahead < _share(facts, started.pool, started.team):
+            yield f"workload {started.id} borrows before workload {waiting.id}, whose team used less"
+
+
+def _only_borrows(facts: Facts, queued: Queued) -> bool:
+    """Its team holds its whole guarantee of every model that would serve it before the plan gives it anything."""
+    models = facts.most_needed(queued)
+    keys = [(queued.pool, queued.team, model) for model in models]
+    return all(facts.held(key) >= facts.guarantee(key) for key in keys)
+
+
+def _is_guaranteed_all(facts: Facts, queued: Queued) -> bool:
+    """All that its team asks for fits its guarantees together, so that its turn never comes as a borrower's."""
+    team = [q for q in facts.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate]
+    sure: set[str] = set()
+    for model in {k[0] for k in facts.kinds_by_pool.get(queued.pool, {})}:
+        key = (queued.pool, queued.team, model)
+        if facts.held(key) + sum(facts.most_needed(q).get(model, 0) for q in team) <= facts.guarantee(key):
+            sure.add(model)
+    return all(sure & facts.most_needed(q).keys() for q in team if facts.most_needed(q))
+
+
+def _share(facts: Facts, pool: int, team: int) -> float:
+    used = next((u.slot_seconds for u in facts.snapshot.decayed_use if (u.team, u.pool) == (team, pool)), 0.0)
+    return used / _weight(facts, team)
+
+
+def _weight(facts: Facts, team: int) -> int:
+    return max(1, facts.teams[team].weight) if team in facts.teams else 1
+
+
+def _given(facts: Facts, queued: Queued) -> float:
+    """The most that this plan can have added to the use of a workload's team."""
+    given = 0.0
+    for placement in facts.placements:
+        row = facts.queued[placement.workload]
+        if (row.team, row.pool) == (queued.team, queued.pool):
+            most = max(facts.most_needed(row).values(), default=0)
+            given += most * row.predicted_seconds / _weight(facts, queued.team)
+    return given
+
+
+def the_first_preference_comes_first(facts: Facts) -> Iterator[str]:
+    """Who names models in order of preference gets the first of which enough lie free within its team's guarantee."""
+    for placement in facts.placements:
+        queued = facts.queued[placement.workload]
+        pool, policy = queued.pool, facts.pools[queued.pool].policy
+        if len(queued.ask.models) < 2 or queued.reservation is not None or not placement.units:
+            continue
+        if policy.spare_slots or facts.unbound(pool) or facts.set_aside or facts.snapshot.maintenance:
+            continue
+        if pool in facts.pools_with_room_being_made or pool in facts.pools_with_earmarks_given_up:
+            continue
+        if queued.ask.profile.startswith("share") or facts.is_static(pool) or queued.id in facts.waited_for:
+            continue
+        if (pool, queued.team) in facts.teams_at_their_limit:
+            continue
+        got = facts.units[placement.units[0]].model
+        better = queued.ask.models[: queued.ask.models.index(got)] if got in queued.ask.models else ()
+        free = [u for u in facts.left.get(pool, ()) if u.model in better]
+        for kind in facts.kinds_that_fit(queued.ask, free):
+            if facts.limits_allow(queued, kind):
+                yield f"workload {queued.id} got {got}, while {kind[0]}, which it prefers, lies free"
+                break
+
+
+def backfill_delays_nobody(facts: Facts) -> Iterator[str]:
+    """Units set aside for who waits in front serve that ask, are expected to be free by its start, and nobody is put on them
+    who is expected to be there still: lower-priority work of the same team not even if it takes twice as long as predicted."""
+    for refusal in facts.plan.refusals:
+        waiting = facts.queued.get(refusal.workload)
+        if waiting is None or not refusal.held_units:
+            continue
+        start = refusal.expected_start
+        if start is None:
+            yield f"units are set aside for workload {waiting.id}, which expects no start"
+            continue
+        for unit in refusal.held_units:
+            row = facts.units.get(unit)
+            if row is None or not serves(row, waiting.ask) or facts.pool_of(row) != waiting.pool:
+                yield f"unit {unit} is set aside for workload {waiting.id}, which it does not serve"
+            elif facts.bound.get(unit) is not None and facts.reservations[facts.bound[unit]].end > start:
+                yield f"unit {unit} is set aside for workload {waiting.id} in a window of reservation {facts.bound[unit]}"
+        yield from _delays(facts, waiting, set(refusal.held_units), start)
+
+
+def _delays(facts: Facts, waiting: Queued, held: set[int], start: int) -> Iterator[str]:
+    for placement in facts.placements:
+        queued = facts.queued[placement.workload]
+        if not held & set(placement.units) or queued.reservation is not None:
+            continue
+        first = queued.id in facts.waited_for or queued.team != waiting.team or queued.priority >= waiting.priority
+        expected = queued.predicted_seconds if first else 2 * queued.predicted_seconds
+        if facts.now + min(queued.max_runtime_seconds, expected) > start:
+            yield f"workload {queued.id} delays workload {waiting.id}, for which its units are set aside"
+    going = {e.workload for e in facts.evictions}
+    for holder in sorted({facts.holder[u] for u in held if u in facts.holder}):
+        running = facts.running[holder]
+        if not running.stopping and holder not in going and running.predicted_until > start:
+            yield f"workload {holder} is expected on units set aside for workload {waiting.id} after its start"
+
+
+def equal_plans_are_equal_bytes(facts: Facts) -> Iterator[str]:
+    """A plan is of its snapshot's epoch, and its rows and units come in the order of their ids."""
+    plan = facts.plan
+    if plan.epoch != facts.snapshot.epoch:
+        yield f"plan of epoch {plan.epoch} for a snapshot of epoch {facts.snapshot.epoch}"
+    rows = {
+        "placements": [p.workload for p in plan.placements],
+        "evictions": [e.workload for e in plan.evictions],
+        "refusals": [r.workload for r in plan.refusals],
+        "bindings": [b.reservation for b in plan.bindings],
+        "unbound": [u.reservation for u in plan.unbound],
+    }
+    for name, ids in rows.items():
+        if ids != sorted(ids):
+            yield f"{name} are not sorted"
+    units_of = [(p.workload, p.units) for p in plan.placements] + [(b.reservation, b.units) for b in plan.bindings]
+    for who, units in units_of:
+        if units != tuple(sorted(units)):
+            yield f"units of {who} are not sorted"

@@ -1,0 +1,291 @@
+"""What waits: every "no" is a true reason with its numbers, a place, and an expected start or the reason there is none."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from scheduler.core.model import Ask, Priority, Queued, Refusal
+from scheduler.core.reasons import Code
+from scheduler.core.verify.facts import Facts, Kind, serves
+
+FOR_EVER = {  # until somebody changes something: no start can be expected
+    Code.NO_SUCH_HARDWARE,
+    Code.TOO_BIG_FOR_ANY_HOST,
+    Code.NOT_YOUR_POOL,
+    Code.NO_QUOTA,
+    Code.OVER_WORKLOAD_CAP,
+    Code.OVER_RUNTIME_CAP,
+    Code.RESERVATION_OVER,
+    Code.RESERVATION_NOT_YOURS,
+}
+DATED = {Code.BACKING_OFF, Code.RESERVATION_NOT_STARTED, Code.WAITS_FOR_EVICTION}  # its end is known
+TURN_COMES = {
+    Code.WAITS_FOR_UNITS,
+    Code.WAITS_FOR_EVICTION,
+    Code.HELD_FOR_RESERVATION,
+    Code.HELD_FOR_MAINTENANCE,
+    Code.BEHIND_OTHERS,
+    Code.BEHIND_OWN_TEAM,
+    Code.SPARE_CAPACITY_KEPT,
+}
+WAITINGS = (
+    FOR_EVER | DATED | TURN_COMES
+    | {Code.OVER_QUOTA, Code.OVER_USER_CAP, Code.BUDGET_CLOSED, Code.DEPENDENCY, Code.HOST_CLOSED}
+)  # fmt: skip
+
+
+def _each(facts: Facts) -> Iterator[tuple[Refusal, Queued, str]]:
+    for refusal in facts.plan.refusals:
+        if refusal.workload in facts.queued:
+            yield refusal, facts.queued[refusal.workload], f"refusal of workload {refusal.workload}"
+
+
+def a_reason_with_numbers(facts: Facts) -> Iterator[str]:
+    """Every refusal has a code of the closed list and the numbers it is made of, by name, as JSON can carry them."""
+    for refusal, queued, who in _each(facts):
+        if refusal.code not in WAITINGS and refusal.code != queued.gate:
+            yield f"{who} with code {refusal.code!r}"
+        if not refusal.numbers and queued.gate != refusal.code:
+            yield f"{who} ({refusal.code}) without numbers"
+        if [name for name, _ in refusal.numbers] != sorted(name for name, _ in refusal.numbers):
+            yield f"{who}: numbers are not sorted"
+        try:
+            json.dumps(dict(refusal.numbers), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield f"{who}: numbers that JSON can't carry: {error}"
+
+
+def gates_are_shown(facts: Facts) -> Iterator[str]:
+    """Who waits behind a gate is told of that gate and of nothing else."""
+    for refusal, queued, who in _each(facts):
+        if queued.gate and refusal.code != queued.gate and queued.pool in facts.pools:
+            yield f"{who} hides its gate {queued.gate}"
+
+
+def an_expected_start_or_why_there_is_none(facts: Facts) -> Iterator[str]:
+    """An expected start lies ahead; it is missing only where nothing known would end the wait, and never where the end is known."""
+    for refusal, _, who in _each(facts):
+        start = refusal.expected_start
+        if start is not None and start <= facts.now:
+            yield f"{who} expects a start in the past"
+        if start is None and refusal.code in DATED:
+            yield f"{who} ({refusal.code}) without an expected start"
+        if start is not None and refusal.code in FOR_EVER:
+            yield f"{who} ({refusal.code}) expects a start, and would wait for ever"
+
+
+def places_count_from_one(facts: Facts) -> Iterator[str]:
+    """Those that stand in a pool's line have the places 1, 2, 3, ...; who can't start whatever is free has none."""
+    positions: dict[int, list[int]] = defaultdict(list)
+    for refusal, queued, who in _each(facts):
+        if refusal.position is not None:
+            positions[queued.pool].append(refusal.position)
+        if refusal.position is not None and (queued.gate or refusal.code in FOR_EVER):
+            yield f"{who} ({refusal.code}) has place {refusal.position} in the line"
+        if refusal.position is None and not queued.gate and refusal.code in TURN_COMES:
+            yield f"{who} ({refusal.code}) has no place in the line"
+    for pool, taken in sorted(positions.items()):
+        if sorted(taken) != list(range(1, len(taken) + 1)):
+            yield f"positions in pool {pool} are {sorted(taken)}"
+
+
+def blockers_run(facts: Facts) -> Iterator[str]:
+    """Whom a workload is said to wait for runs in its pool, each named once; who waits for an eviction names somebody."""
+    for refusal, queued, who in _each(facts):
+        if refusal.code == Code.WAITS_FOR_EVICTION and not refusal.blockers:
+            yield f"{who} waits for an eviction of nobody"
+        for blocker in refusal.blockers:
+            running = facts.running.get(blocker)
+            if running is None or running.pool != queued.pool:
+                yield f"{who} waits for workload {blocker}, which does not run in its pool"
+        if tuple(sorted(set(refusal.blockers))) != refusal.blockers:
+            yield f"{who} names those it waits for twice or out of order"
+
+
+# -- is it true? -----------------------------------------------------------------------------------------------------------
+
+
+def reasons_are_true(facts: Facts) -> Iterator[str]:
+    """What a refusal says is so: the hardware is missing, the numbers are above the limit, the promise is there."""
+    known: dict[tuple[str, int, Ask], bool] = {}
+    for refusal, queued, who in _each(facts):
+        says = TRUE_WHEN.get(refusal.code)
+        if says is None or queued.gate:
+            continue
+        if refusal.code in OF_THE_ASK:
+            key = (refusal.code, queued.pool, queued.ask)
+            if key not in known:
+                known[key] = says(facts, queued, dict(refusal.numbers))
+            is_true = known[key]
+        else:
+            is_true = says(facts, queued, dict(refusal.numbers))
+        if not is_true:
+            yield f"{who} says {refusal.code}, which is not so"
+
+
+Says = Callable[[Facts, Queued, dict[str, object]], bool]
+
+
+def _no_such_hardware(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return not any(serves(u, queued.ask) for u in facts.kinds_by_pool.get(queued.pool, {}).values())
+
+
+def _too_big(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return not facts.fits(queued.ask, facts.units_by_pool.get(queued.pool, ()), whole=True)
+
+
+def _not_your_pool(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    pool = facts.pools.get(queued.pool)
+    return pool is None or (facts.is_static(pool.id) and pool.team != queued.team)
+
+
+def _no_quota(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return not any((queued.pool, queued.team, model) in facts.quotas for model in facts.most_needed(queued))
+
+
+def _over_workload_cap(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    cap = facts.pools[queued.pool].policy.most_slots_per_workload
+    kinds = [k for k, u in facts.kinds_by_pool[queued.pool].items() if serves(u, queued.ask)]
+    return cap is not None and all(facts.need(queued.ask, k) > cap for k in kinds)
+
+
+def _over_runtime_cap(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return queued.max_runtime_seconds > facts.pools[queued.pool].policy.longest_runtime_seconds
+
+
+def _backing_off(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return queued.not_before > facts.now
+
+
+def _reservation_not_started(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    row = facts.reservations.get(queued.reservation or 0)
+    return row is not None and row.start > facts.now
+
+
+def _reservation_over(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    row = facts.reservations.get(queued.reservation or 0)
+    return queued.reservation is not None and (row is None or row.end <= facts.now or row.pool != queued.pool)
+
+
+def _reservation_not_yours(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    row = facts.reservations.get(queued.reservation or 0)
+    return row is not None and (row.team, row.project) != (queued.team, queued.project)
+
+
+def _over_quota(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    """The numbers are above the limit they name, and the guarantee they name is the team's."""
+    held, need, limit = numbers.get("held"), numbers.get("need"), numbers.get("limit")
+    if queued.reservation is not None or facts.is_static(queued.pool):
+        return False
+    if not (isinstance(held, int) and isinstance(need, int) and isinstance(limit, int)):
+        return False
+    key = (queued.pool, queued.team, str(numbers.get("model")))
+    return held + need > limit and numbers.get("guaranteed") == facts.guarantee(key) and held <= facts.held_after[key]
+
+
+def _over_user_cap(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    held, need, cap = numbers.get("held"), numbers.get("need"), facts.pools[queued.pool].policy.most_slots_per_user
+    return cap is not None and isinstance(held, int) and isinstance(need, int) and held + need > cap
+
+
+def _host_closed(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    open_ = [u for u in facts.units_by_pool.get(queued.pool, ()) if facts.is_usable(u)]
+    return not any(facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True))
+
+
+def _held_for_reservation(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    row = facts.reservations.get(int(str(numbers.get("reservation", 0))))
+    return row is not None and row.pool == queued.pool and row.end > facts.now and numbers.get("start") == row.start
+
+
+def _held_for_maintenance(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    hosts = {u.host for u in facts.units_by_pool.get(queued.pool, ())}
+    starts = {s for h in hosts for s, e in facts.windows.get(h, ()) if e > facts.now}
+    return numbers.get("start") in starts
+
+
+def _behind_others(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
+    return any(r.held_units and facts.queued[r.workload].pool == queued.pool for r, _, _ in _each(facts))
+
+
+def _behind_own_team(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    """The one in front is of its team, waits for room within the team's limit, and is expected when the numbers say."""
+    front, start = numbers.get("workload"), numbers.get("start")
+    ahead = next((r for r in facts.plan.refusals if r.workload == front and r.code == Code.OVER_QUOTA), None)
+    if ahead is None or not isinstance(start, int) or ahead.expected_start is None:
+        return False
+    row = facts.queued[ahead.workload]
+    return (row.team, row.pool) == (queued.team, queued.pool) and ahead.expected_start <= start
+
+
+def _spare_kept(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    free, need, spare = numbers.get("free"), numbers.get("need"), numbers.get("spare")
+    if not (isinstance(free, int) and isinstance(need, int) and isinstance(spare, int)):
+        return False
+    policy = facts.pools[queued.pool].policy
+    return queued.priority is not Priority.CRITICAL and spare == policy.spare_slots and free - need < spare
+
+
+TRUE_WHEN: dict[str, Says] = {
+    Code.NO_SUCH_HARDWARE: _no_such_hardware,
+    Code.TOO_BIG_FOR_ANY_HOST: _too_big,
+    Code.NOT_YOUR_POOL: _not_your_pool,
+    Code.NO_QUOTA: _no_quota,
+    Code.OVER_WORKLOAD_CAP: _over_workload_cap,
+    Code.OVER_RUNTIME_CAP: _over_runtime_cap,
+    Code.BACKING_OFF: _backing_off,
+    Code.RESERVATION_NOT_STARTED: _reservation_not_started,
+    Code.RESERVATION_OVER: _reservation_over,
+    Code.RESERVATION_NOT_YOURS: _reservation_not_yours,
+    Code.OVER_QUOTA: _over_quota,
+    Code.OVER_USER_CAP: _over_user_cap,
+    Code.HOST_CLOSED: _host_closed,
+    Code.HELD_FOR_RESERVATION: _held_for_reservation,
+    Code.HELD_FOR_MAINTENANCE: _held_for_maintenance,
+    Code.BEHIND_OTHERS: _behind_others,
+    Code.BEHIND_OWN_TEAM: _behind_own_team,
+    Code.SPARE_CAPACITY_KEPT: _spare_kept,
+}
+OF_THE_ASK = {Code.NO_SUCH_HARDWARE, Code.TOO_BIG_FOR_ANY_HOST}  # the same for equal asks of a pool
+
+
+def nothing_waits_for_units_that_lie_free(facts: Facts) -> Iterator[str]:
+    """Who is told to wait for units does not fit on those that are left once the plan is carried out."""
+    known: dict[tuple[int, Ask], list[Kind]] = {}
+    for refusal, queued, _ in _each(facts):
+        if refusal.code != Code.WAITS_FOR_UNITS or queued.pool in facts.pools_with_earmarks_given_up:
+            continue
+        if queued.reservation is not None:
+            inside = [
+                u
+                for u in facts.units_by_pool.get(queued.pool, ())
+                if facts.bound.get(u.id) == queued.reservation
+                and u.id not in facts.holder
+                and u.id not in facts.placed_on
+                and facts.is_usable(u)
+            ]
+            if not queued.ask.profile.startswith("share") and facts.fits(queued.ask, inside):
+                yield f"workload {queued.id} waits for units that lie free in its reservation"
+            continue
+        if queued.pool in facts.pools_with_room_being_made or queued.ask.profile.startswith("share"):
+            continue
+        if queued.id in facts.waited_for or (queued.pool, queued.team) in facts.teams_at_their_limit:
+            continue
+        key = (queued.pool, queued.ask)
+        if key not in known:
+            known[key] = list(facts.kinds_that_fit(queued.ask, facts.left.get(queued.pool, ())))
+        if any(facts.limits_allow(queued, kind) for kind in known[key]):
+            yield f"workload {queued.id} waits for units that lie free"
+
+
+def one_answer_each(facts: Facts) -> Iterator[str]:
+    """Every waiting workload is started or refused, once; and nobody else is."""
+    answers = Counter([p.workload for p in facts.plan.placements] + [r.workload for r in facts.plan.refusals])
+    for workload in facts.queued:
+        if answers[workload] != 1:
+            yield f"workload {workload} waits and has {answers[workload]} answers instead of one"
+    for workload in answers:
+        if workload not in facts.queued:
+            yield f"workload {workload} has an answer but does not wait"
