@@ -345,19 +345,23 @@ class BatchFill(Policy):
         return known
 
     def _judge(self, need: Need, numbers: Ints, known: Judged) -> None:
-        """Work out an ask on states it has not met yet."""
+        """Work out an ask on states it has not met yet; their waste before and after in one go."""
         klass, cpu, memory, gpus = self.states.read(numbers)
-        before = self.waste.of(klass, cpu, memory, gpus)
+        sorts, able, after = self._afters(need, gpus)
+        left = cpu[able] - need.cpu
+        waste = self.waste.of(
+            np.concatenate((klass, klass[able])),
+            np.concatenate((cpu, left)),
+            np.concatenate((memory, memory[able] - need.memory)),
+            np.concatenate((gpus, after)),
+        )
         slots = self.prices.slots(klass, cpu, (gpus == MILLI).sum(axis=1))
+        lost = slots[able] - self.prices.slots(klass[able], left, (after == MILLI).sum(axis=1))
         known.gain[numbers] = NEVER_CHOSEN
-        for sort, able, after in self._afters(need, gpus):
-            if sort == 0:
-                known.partly[numbers[able]] = np.where(gpus[able] >= need.milli, gpus[able], AMPLE).min(axis=1)
-            left = cpu[able] - need.cpu
-            waste = self.waste.of(klass[able], left, memory[able] - need.memory, after)
-            known.gain[numbers[able], sort] = FINE * (before[able] - waste)
-            lost = slots[able] - self.prices.slots(klass[able], left, (after == MILLI).sum(axis=1))
-            known.loss[numbers[able], sort] = [self._loss(row) for row in lost]
+        known.gain[numbers[able], sorts] = FINE * (waste[able] - waste[len(numbers) :])
+        known.loss[numbers[able], sorts] = [self._loss(row) for row in lost]
+        partly = (gpus >= need.milli) & (gpus < MILLI)
+        known.partly[numbers] = np.where(partly, gpus, AMPLE).min(axis=1)
 
     def _loss(self, row: Ints) -> int:
         key = row.tobytes()
@@ -368,19 +372,18 @@ class BatchFill(Policy):
         return number
 
     @staticmethod
-    def _afters(need: Need, gpus: Ints) -> list[tuple[int, Ints, Ints]]:
-        """(sort of GPU, which states, their GPUs with the ask on): a share on the fullest partly used GPU that fits, and
-        on an untouched one; other asks in one way."""
+    def _afters(need: Need, gpus: Ints) -> tuple[Ints, Ints, Ints]:
+        """(sort of GPU, which state, its GPUs with the ask on) for every way to take an ask: a share on the fullest partly
+        used GPU that fits (sort 0) and on an untouched one (sort 1); other asks in one way."""
         every = np.arange(len(gpus))
         if need.whole or not need.gpus:
-            return [(1, every, _without_whole(gpus, need.whole))]
-        found = []
-        usable = (gpus >= need.milli) & (gpus < MILLI)
-        for sort, which in ((0, usable), (1, gpus == MILLI)):
+            return np.ones(len(gpus), dtype=np.int64), every, _without_whole(gpus, need.whole)
+        sorts, states, after = [], [], []
+        for sort, which in ((0, (gpus >= need.milli) & (gpus < MILLI)), (1, gpus == MILLI)):
             able = np.flatnonzero(which.any(axis=1))
-            if len(able):
-                rows = gpus[able]
-                at = np.where(which[able], rows, AMPLE).argmin(axis=1)
-                rows[np.arange(len(able)), at] -= need.milli
-                found.append((sort, able, rows))
-        return found
+            rows = gpus[able]
+            rows[np.arange(len(able)), np.where(which[able], rows, AMPLE).argmin(axis=1)] -= need.milli
+            sorts.append(np.full(len(able), sort, dtype=np.int64))
+            states.append(able)
+            after.append(rows)
+        return np.concatenate(sorts), np.concatenate(states), np.concatenate(after)
