@@ -506,9 +506,9 @@ def cancel_reservation(session: Session, id_: str, reason: str) -> None:
 def cancel_series(session: Session, id_: str, reason: str) -> None:
     """Give up all that is left of a recurring reservation; ID is its own or that of an occurrence."""
     try:
-        found = _named(session.client, id_, "reservations/", "reservation")["series"]
+        found = _named(session.client, id_, "series/", "recurring reservation")["id"]
     except Problem:
-        found = id_
+        found = _named(session.client, id_, "reservations/", "reservation")["series"]
     if not found:
         raise Problem(f"{id_} does not recur; give it up with: gpupool reservation cancel {id_}")
     answer = session.client.post(f"series/{found}/cancel/", {"why": reason})
@@ -792,7 +792,7 @@ def _named(client: Client, id_: str, path: str, noun: str) -> Any:
     found = [
         row for row in client.pages(path) if row["id"].startswith(word.lower()) or (word and row.get("name") == word)
     ]
-    still = [row for row in found if row["state"] in (*OPEN_STATES, "confirmed", "active", "waiting")]
+    still = [row for row in found if row.get("state") in (*OPEN_STATES, "confirmed", "active", "waiting")]
     found = still or found
     if len(found) == 1 and word:
         return found[0]

@@ -559,8 +559,8 @@ class SeriesShape(Ser):
     project = serializers.SerializerMethodField()
     owner = serializers.CharField(source="owner.username")
     weekdays = serializers.SerializerMethodField()
-    starts_at = serializers.TimeField()
-    ends_at = serializers.TimeField(help_text="not after starts_at: on the next day")
+    starts_at = serializers.SerializerMethodField(help_text="HH:MM by the clock of its time zone")
+    ends_at = serializers.SerializerMethodField(help_text="HH:MM; not after starts_at: on the next day")
     time_zone = serializers.CharField()
     first_day = serializers.DateField()
     last_day = serializers.DateField()
@@ -569,6 +569,14 @@ class SeriesShape(Ser):
     def get_project(self, series: Series) -> str:
         """team/project."""
         return f"{series.project.team.slug}/{series.project.slug}"
+
+    def get_starts_at(self, series: Series) -> str:
+        """To the minute."""
+        return f"{series.starts_at:%H:%M}"
+
+    def get_ends_at(self, series: Series) -> str:
+        """To the minute."""
+        return f"{series.ends_at:%H:%M}"
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS))))
     def get_weekdays(self, series: Series) -> list[str]:
