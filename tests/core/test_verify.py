@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from scheduler.core.model import (
     SLOTS_PER_GPU,
     Ask,
     Binding,
+    DecayedUse,
     Eviction,
     Host,
     Maintenance,
@@ -33,7 +35,8 @@ from scheduler.core.model import (
 )
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
+from scheduler.core.verify import PROMISES, broken_promises, violations
+from scheduler.core.verify.waiting import TRUE_WHEN
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
@@ -239,6 +242,53 @@ def delayed_hold(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     return changed, replace(held, placements=(*held.placements, started(7, 104)))
 
 
+def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """The reservation that has begun says that units are missing, and there they are."""
+    waits = Unbound(9, Code.RESERVED_UNITS_MISSING, (("need", 2),))
+    return snapshot, replace(planned, bindings=(), unbound=(waits,))
+
+
+def nobody_told(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """A reservation of the whole pool starts in half a minute, and team 2's work is left in peace."""
+    soon = Reservation(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
+    alone = replace(snapshot, reservations=(soon,), queued=())
+    return alone, Plan(7)
+
+
+def told_for_nothing(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Somebody leaves for the reservation that two free units would serve."""
+    note = Eviction(50, None, 9, Code.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
+    waits = Unbound(9, Code.RESERVED_UNITS_IN_USE, (("need", 2),))
+    return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
+
+
+def story(*rows: Queued, placed: Placement, waits: int, **more: Any) -> Bug:
+    """On one host of 8 GPUs, or in what ``more`` says, one of these starts and another waits for units."""
+
+    def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+        told = Snapshot(
+            7,
+            snapshot.pools,
+            snapshot.hosts,
+            units_of(1),
+            snapshot.teams,
+            (Quota(1, 1, "H100", 8 * GPU), Quota(2, 1, "H100", 0)),
+            queued=rows,
+        )
+        refusals = (Refusal(waits, Code.WAITS_FOR_UNITS, (("need", 8),), 1),) if waits else ()
+        return replace(told, **more), Plan(7, placements=(placed,), refusals=refusals)
+
+    return bug
+
+
+ALL_OF_ONE = tuple(range(100, 108))
+TWO_SLICED = tuple(
+    Unit(1000 + 10 * gpu + part, 1, 100 + gpu, "H100", "1g.10gb", 120, 10_000, 90)
+    for gpu in (0, 1)
+    for part in range(7)
+)
+
+
 BUGS: dict[str, tuple[Bug, str]] = {
     "a plan of another epoch": (lambda s, p: (s, replace(p, epoch=6)), "epoch"),
     "a workload without an answer": (without_answer, "0 answers"),
@@ -356,6 +406,105 @@ BUGS: dict[str, tuple[Bug, str]] = {
         both(row("reservations", 9, start=NOW + HOUR), eviction(for_workload=None, for_reservation=9)),
         "does not start yet",
     ),
+    "an eviction that is not needed": (
+        row("queued", 2, ask=Ask(4, models=("H100",))),
+        "is not needed",
+    ),
+    "an eviction while free units would do": (
+        row("queued", 2, ask=Ask(3, models=("H100",))),
+        "which fits without that",
+    ),
+    "an eviction in vain": (
+        both(row("queued", 2, ask=Ask(8, hosts=2)), policy(notice_seconds=0)),
+        "go in vain",
+    ),
+    "an eviction for a guarantee that says it is for priority": (
+        eviction(code=Code.EVICTED_FOR_PRIORITY),
+        "true is evicted_for_guarantee",
+    ),
+    "an eviction of somebody the beneficiary does not name": (refusal(2, blockers=(51,)), "told to wait for others"),
+    "a reservation that waits while its units lie free": (not_bound, "units lie free for it"),
+    "borrowers whom nobody tells": (nobody_told, "nobody is told to leave its units"),
+    "a borrower told to go for a reservation that has enough": (told_for_nothing, "has enough units without it"),
+    "a binding to a closed host": (row("hosts", 1, accepts=False), "which is not in service"),
+    "a binding without NVLink": (
+        both(row("reservations", 9, ask=Ask(2, nvlink=True)), row("units", 101, nvlink_group=5)),
+        "without NVLink",
+    ),
+    "a binding of units kept for a workload": (row("queued", 2, earmarked_units=(100,)), "not for a reservation"),
+    "low priority served before high": (
+        story(
+            queued(1, units=8, priority=Priority.HIGH),
+            queued(2, units=8, priority=Priority.LOW),
+            placed=started(2, *ALL_OF_ONE),
+            waits=1,
+        ),
+        "which has the higher priority",
+    ),
+    "a borrower served before a guarantee": (
+        story(
+            queued(1, units=8),
+            queued(2, team=2, units=8, preemptible=True),
+            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=Code.FREE_BORROWED),
+            waits=1,
+        ),
+        "within its team's guarantee",
+    ),
+    "a borrower that used more served before one that used less": (
+        story(
+            queued(1, units=8, preemptible=True),
+            queued(2, team=2, units=8, preemptible=True),
+            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=Code.FREE_BORROWED),
+            waits=1,
+            quotas=(Quota(1, 1, "H100", 0), Quota(2, 1, "H100", 0)),
+            decayed_use=(DecayedUse(1, 1, 10.0), DecayedUse(2, 1, 9_000_000_000.0)),
+        ),
+        "whose team used less",
+    ),
+    "the second choice while the first lies free": (
+        story(
+            queued(1, ask=Ask(1, models=("H100", "A100"))),
+            placed=started(1, 200),
+            waits=0,
+            units=(*units_of(1), *units_of(2, model="A100")),
+            quotas=(Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 8 * GPU)),
+        ),
+        "which it prefers, lies free",
+    ),
+    "a slice of an untouched GPU beside one that is in use": (
+        story(
+            queued(1, ask=Ask(1, profile="1g.10gb")),
+            placed=started(1, 1010),
+            waits=0,
+            units=TWO_SLICED,
+            running=(running(50, 1, (1000,)),),
+        ),
+        "which was whole",
+    ),
+    "a start without numbers": (place(1, numbers=()), "starts without numbers"),
+    "a borrowed start that says it is guaranteed": (place(5, code=Code.FREE_WITHIN_GUARANTEE), "true is free_borrowed"),
+    "a start in a pool that is gone": (row("queued", 1, pool=77), "a pool that is not known"),
+    "numbers that are no JSON": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
+    "rows out of order": (
+        lambda s, p: (s, replace(p, placements=tuple(reversed(p.placements)))),
+        "placements are not sorted",
+    ),
+    "a wait for an eviction without an end": (refusal(2, expected_start=None), "without an expected start"),
+    "a start expected of what waits for ever": (
+        refusal(3, code=Code.NO_QUOTA, expected_start=NOW + 60),
+        "would wait for ever",
+    ),
+    "a place in line for who has none": (refusal(4, position=3), "has place 3 in the line"),
+    "a wait for a workload that does not run": (refusal(3, blockers=(1234,)), "does not run in its pool"),
+    "units set aside that do not serve": (refusal(3, held_units=(300,), expected_start=NOW + 60), "does not serve"),
+    "work started on units set aside, beyond the start": (
+        refusal(3, held_units=(102,), expected_start=NOW + 60),
+        "delays workload 3",
+    ),
+    "work expected to run on units set aside, beyond the start": (
+        both(refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))),
+        "is expected on units set aside",
+    ),
     "a refusal with a code for starts": (refusal(3, code=Code.FREE_BORROWED), "with code"),
     "a start with a code for refusals": (place(1, code=Code.WAITS_FOR_UNITS), "starts with code"),
     "a refusal without numbers": (refusal(3, numbers=()), "without numbers"),
@@ -379,3 +528,24 @@ def test_the_verifier_catches(name: str) -> None:
     snapshot, planned = bug(world(), good_plan())
     found = violations(snapshot, planned, NOW)
     assert any(words in sentence for sentence in found), found
+
+
+@pytest.mark.parametrize("code", TRUE_WHEN)
+def test_the_verifier_catches_a_reason_that_is_not_so(code: Code) -> None:
+    snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(world(), good_plan())
+    assert f"refusal of workload 2 says {code}, which is not so" in violations(snapshot, planned, NOW)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_some_planted_bug_breaks_the_promise_that(promise: str) -> None:
+    assert promise in caught_by_words()
+
+
+@functools.cache
+def caught_by_words() -> set[str]:
+    """The promises that the planted bugs break, each in the words expected of it."""
+    found = set()
+    for bug, words in [*BUGS.values(), (refusal(2, code=Code.NO_QUOTA), "not so")]:
+        broken = broken_promises(*bug(world(), good_plan()), NOW)
+        found |= {promise for promise, sentence in broken if words in sentence}
+    return found

@@ -333,7 +333,8 @@ class Facts:
         need, policy = self.need(queued.ask, kind), self.pools[queued.pool].policy
         if policy.most_slots_per_workload is not None and need > policy.most_slots_per_workload:
             return False
-        theirs = sum(self.slots(self.running[v].units) for v in gone if self.running[v].user == queued.user)
+        rows = {workload: self.running.get(workload) or self.queued[workload] for workload in gone}
+        theirs = sum(self.slots(self.units_held_by(w)) for w, row in rows.items() if row.user == queued.user)
         user = self.held_by_user_after[queued.pool, queued.user] - theirs + need
         if policy.most_slots_per_user is not None and user > policy.most_slots_per_user:
             return False
@@ -343,8 +344,8 @@ class Facts:
         quota = self.quotas.get(key)
         if quota is None:
             return False
-        own = (self.running[v] for v in gone if self.running[v].team == queued.team)
-        held = self.held_after[key] - sum(self.slots_by_model(r.units)[kind[0]] for r in own if r.reservation is None)
+        own = [w for w, row in rows.items() if row.team == queued.team and row.reservation is None]
+        held = self.held_after[key] - sum(self.slots_by_model(self.units_held_by(w))[kind[0]] for w in own)
         refusal = self.refusals.get(queued.id)
         if refusal is None or refusal.code != Code.WAITS_FOR_EVICTION:
             held += need  # what others make room for is counted already

@@ -46,7 +46,7 @@ def _find_overtaken(facts: Facts) -> Iterator[tuple[Queued, Queued]]:
                 return
             units = [facts.units[u] for u in placement.units]
             kinds = facts.kinds_that_fit(waiting.ask, units, gone=(queued.id,))
-            if any(facts.limits_allow(waiting, kind) for kind in kinds):
+            if any(facts.limits_allow(waiting, kind, gone=(queued.id,)) for kind in kinds):
                 yield waiting, queued
 
 
