@@ -203,6 +203,41 @@ class Board:
         return ends
 
     @cached_property
+    def assignable(self) -> Mask:
+        """Units that take work right now and are not bound to a reservation. Asked for once reservations are bound."""
+        return both(self.usable, self.bound == 0)
+
+    @cached_property
+    def _team_arrays(self) -> dict[int, Ints]:
+        return {team: np.array(members, dtype=np.int64) for team, members in self.of_team.items()}
+
+    def team_array(self, team: int) -> Ints:
+        """The running work of a team."""
+        return self._team_arrays.get(team, np.zeros(0, dtype=np.int64))
+
+    def borrowed_of_others(self, model: str, team: int) -> Ints:
+        """Evictable work outside reservations, of teams other than this that hold more of a model than their guarantee."""
+        teams = [other for other in self.of_team if other != team and self.ledger.excess(other, model) > 0]
+        found: Ints = np.concatenate([self.team_array(other) for other in teams]) if teams else self.team_array(NOBODY)
+        found = found[self.evictable[found] & (self.run_reservation[found] == 0)]
+        return found
+
+    @cached_property
+    def _units_by_holder(self) -> tuple[Ints, Ints]:
+        """The units that running work holds, one workload after another, and where each one's begin."""
+        holder = self.facts.occupancy.holder
+        order = np.argsort(holder, kind="stable")
+        return order, np.searchsorted(holder[order], np.arange(len(self.running) + 1))
+
+    def units_with_owners(self, which: Ints) -> tuple[Ints, Ints]:
+        """All units of some running workloads, and for each the place of its holder among these workloads."""
+        units, first = self._units_by_holder
+        sizes = first[which + 1] - first[which]
+        owner = np.repeat(np.arange(len(which)), sizes)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return units[first[which][owner] + within], owner
+
+    @cached_property
     def of_team(self) -> dict[int, list[int]]:
         """Each team's running work."""
         found: dict[int, list[int]] = {}

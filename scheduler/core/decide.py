@@ -148,8 +148,7 @@ class Cycle:
         if not leaving:
             return False
         for kind in board.kinds_for(queued.ask):
-            search = preempt.Search(board, queued, kind)
-            units = search.units_after(leaving)
+            units = preempt.Obtainable(board, queued, kind).units_after(leaving)
             if units is not None:
                 self.waiting.wait_for(queued, kind, units, leaving)
                 return True
@@ -162,7 +161,8 @@ class Cycle:
         if not leaving:
             return False
         for kind in board.kinds_for(queued.ask):
-            if room_for(self.board, queued, kind).allowed and preempt.Search(board, queued, kind).fits(leaving):
+            allowed = room_for(board, queued, kind).allowed
+            if allowed and preempt.Obtainable(board, queued, kind).units_after(leaving) is not None:
                 return True
         return False
 

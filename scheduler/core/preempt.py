@@ -2,24 +2,31 @@
 
 Across teams only borrowed work is evicted, and only for work wholly within its team's guarantee; within a team, work of
 lower priority. Only preemptible work that ran for the pool's minimum runtime, only whole workloads, and never the one
-that this workload had to make room for. Of all such sets the cheapest is wanted. A victim costs the time since its last
-checkpoint x its slots, and half an hour x its slots for each time it had to go before: so victims take turns, and nobody
-is told to go over and over because it is small, young or saves often. Candidates are taken cheapest first until the ask
-fits, on the host (or hosts) where that costs least, and then every victim that proves unnecessary is let off, the
-dearest first.
+that this workload had to make room for. Of all such sets the cheapest is wanted.
+
+A victim costs the time since its last checkpoint x its slots, and half an hour x its slots for each time it had to go
+before: so victims take turns, and nobody is told to go over and over because it is small, young or saves often. But
+turns are taken among borrowed work only: a workload that straddles its team's guarantee goes when no set of wholly
+borrowed ones would do, however often those had to go before.
+
+The search goes host by host, each time to the host where the least more is to be paid; on one host the cheapest set is
+found exactly. In the end every victim that proves unnecessary is let off, the dearest first.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import NOBODY, Board, Mask, both
+from scheduler.core.board import NOBODY, Board, Ints, Mask, both
 from scheduler.core.model import Priority, Queued
+
+STRADDLING = 1 << 40  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,233 +37,347 @@ class RoomMade:
     units: list[int]
 
 
-class Search:
-    """One search for room: for one workload, on units of one kind."""
+class Obtainable:
+    """What one workload could use of one kind of unit if nobody was on it."""
 
     def __init__(self, board: Board, queued: Queued, kind: int) -> None:
-        self.board, self.queued, self.kind = board, queued, kind
-        self.model = board.kinds[kind].model
-        self.need = board.need_slots(queued.ask, kind)
-        outside = queued.reservation is None
-        room = board.ledger.room(queued.team, self.model, self.need, queued.preemptible, queued.may_borrow)
-        self.reclaims = outside and board.ledger.is_within_guarantee(queued.team, self.model, self.need)
-        self.over_limit = room.over if outside else 0
-        self.hopeless = outside and room.firm  # what fills its team's guarantee may not be evicted
-        self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
-        self.obtainable = self._obtainable()
-        self.candidates = self._candidates()
+        self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
+        self.units = self._units()
+        self.free = both(self.units, board.holder == NOBODY)
 
-    def _obtainable(self) -> Mask:
-        """Units the ask could use if nobody was on them."""
+    def _units(self) -> Mask:
         board, queued = self.board, self.queued
         if queued.reservation is not None:
             return both(board.bound == queued.reservation, board.usable)
-        mask = both(board.usable & (board.bound == 0), (board.kept == 0) | (board.kept == queued.id))
+        mask = both(board.assignable, (board.kept == 0) | (board.kept == queued.id))
         if board.is_shared(queued.ask):
             mask = both(mask, fit.own_shares(board, queued.team))
         in_time = fit.in_time(board, queued)
         return mask if in_time is None else both(mask, in_time)
 
-    def _candidates(self) -> list[int]:
-        """Possible victims, those wholly borrowed before those that are partly guaranteed, then cheapest first."""
-        board, queued = self.board, self.queued
-        units = np.flatnonzero(self.obtainable & (board.kind == self.kind) & (board.holder >= 0))
-        holders = board.holder[units]
-        useful = np.zeros(len(board.running), dtype=np.bool_)
-        useful[holders[holders < len(board.running)]] = True
-        useful &= board.evictable & (board.run_id != (queued.evicted_by if queued.evicted_by is not None else NOBODY))
-        own = board.run_team == queued.team
-        outranked = own & (board.run_priority < queued.priority) & (board.run_reservation == (queued.reservation or 0))
-        excess = np.zeros(len(board.running), dtype=np.int64)
-        if self.reclaims:
-            by_team = {team: board.ledger.excess(team, self.model) for team in board.of_team}
-            excess = np.array([by_team[int(team)] for team in board.run_team], dtype=np.int64)
-        borrowed = ~own & (board.run_reservation == 0) & (excess > 0)
-        found = np.flatnonzero(useful & (outranked | borrowed))
-        straddles = ~outranked[found] & (excess[found] < board.run_slots[found])
-        order = np.lexsort((board.run_id[found], board.cost[found], straddles))
-        return [int(victim) for victim in found[order]]
-
-    # -- what a set of victims has to satisfy -----------------------------------------------------------------------
-
-    def freed(self, victims: list[int]) -> Mask:
-        """Units the ask could take once these are gone."""
-        mask = both(self.obtainable, self.board.holder == NOBODY)
-        for victim in victims:
-            units = self.board.units_of[victim]
-            mask[units] = self.obtainable[units]
-        return mask
-
-    def is_lawful(self, victims: list[int]) -> bool:
-        """Each team other than the ask's still has something borrowed when the last of its victims is taken."""
-        by_team: dict[int, list[int]] = {}
-        for victim in victims:
-            if self.board.running[victim].team != self.queued.team:
-                by_team.setdefault(self.board.running[victim].team, []).append(self._slots(victim))
-        return all(
-            sum(slots) - max(slots) < self.board.ledger.excess(team, self.model) for team, slots in by_team.items()
-        )
-
-    def is_enough(self, victims: list[int]) -> bool:
-        """Quota, user cap and the pool's spare capacity once these are gone."""
-        own = sum(self._slots(v) for v in victims if self.board.running[v].team == self.queued.team)
-        same_user = sum(self._slots(v) for v in victims if self.board.running[v].user == self.queued.user)
-        return own >= self.over_limit and same_user >= self.over_user_cap and self.leaves_spare(victims)
-
-    def leaves_spare(self, victims: list[int]) -> bool:
-        board = self.board
-        spare = board.policy.spare_slots
-        if spare == 0 or self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None:
-            return True
-        freed = sum(int(board.slots[board.units_of[v]].sum()) for v in victims)
-        return board.free_slots + freed - self.need >= spare
-
-    def _slots(self, victim: int) -> int:
-        units = self.board.units_of[victim]
-        return sum(int(self.board.slots[u]) for u in units if self.board.model_of(u) == self.model)
-
-    def fits(self, victims: list[int]) -> bool:
-        return self.units_after(victims) is not None
-
-    def units_after(self, victims: list[int]) -> list[int] | None:
+    def units_after(self, victims: Iterable[int]) -> list[int] | None:
         """The units the ask would get once these are gone."""
-        board = self.board
+        board, mask = self.board, self.free.copy()
         cpu, memory = board.cpu_free.copy(), board.memory_free.copy()
         for victim in victims:
-            for host in {int(board.host_of[u]) for u in board.units_of[victim]}:
+            units = board.units_of[victim]
+            mask[units] = self.units[units]
+            for host in {int(board.host_of[u]) for u in units}:
                 cpu[host] += board.running[victim].cpu_milli
                 memory[host] += board.running[victim].memory_mib
-        return fit.choose(board, self.queued.ask, self.kind, self.freed(victims), fit.Beside(cpu, memory))
+        return fit.choose(board, self.ask, self.kind, mask, fit.Beside(cpu, memory))
 
-    # -- the search ---------------------------------------------------------------------------------------------------
+
+class Candidates:
+    """Work that may be told to go for one workload, the cheapest first, and what each would free where."""
+
+    def __init__(self, place: Obtainable, reclaims: bool) -> None:
+        self.board, self.model = place.board, place.board.kinds[place.kind].model
+        board, queued = place.board, place.queued
+        own = board.team_array(queued.team)
+        own = own[board.evictable[own] & (board.run_priority[own] < queued.priority)]
+        found = own[board.run_reservation[own] == (queued.reservation or 0)]
+        if reclaims:
+            found = np.concatenate((found, board.borrowed_of_others(self.model, queued.team)))
+        if queued.evicted_by is not None:
+            found = found[board.run_id[found] != queued.evicted_by]
+        found = found[np.lexsort((board.run_id[found], board.cost[found]))]
+        units, owner = board.units_with_owners(found)
+        of_model = board.ground.model_of_unit[units] == board.ground.models.index(self.model)
+        slots = np.bincount(owner[of_model], weights=board.slots[units[of_model]], minlength=len(found))
+        useful = place.units[units] & (board.kind[units] == place.kind)
+        self._read_pairs(found, units[useful], owner[useful])
+        self.slots = dict(zip(found.tolist(), slots.astype(int).tolist(), strict=True))
+        self.victims = found[np.unique(owner[useful])].tolist()  # those that hold something of use
+
+    def _read_pairs(self, found: Ints, units: Ints, owner: Ints) -> None:
+        """Who would free how many units of which host, as arrays of equal length, by host and then by cost."""
+        size = max(1, len(found))
+        pairs, self.count = np.unique(self.board.host_of[units] * size + owner, return_counts=True)
+        self.host = pairs // size
+        self.victim: Ints = found[pairs % size]
+
+    def on_host(self, host: int) -> list[tuple[int, int]]:
+        """(victim, units it would free there), the cheapest first."""
+        first, last = np.searchsorted(self.host, (host, host + 1))
+        return list(zip(self.victim[first:last].tolist(), self.count[first:last].tolist(), strict=True))
+
+
+class Taking:
+    """A set of victims that grows: what is free on each host once they are gone, and what it costs their teams."""
+
+    def __init__(self, place: Obtainable, candidates: Candidates, straddling: bool) -> None:
+        self.place, self.board, self.ask = place, place.board, place.ask
+        self.candidates, self.straddling = candidates, straddling
+        self.team = place.queued.team
+        self.victims: list[int] = []
+        self.gone: set[int] = set()
+        self.taken: dict[int, list[int]] = defaultdict(list)  # other teams -> slots of each victim
+        self.units: Ints = fit.host_counts(self.board, place.kind, place.free).copy()
+        self.cpu, self.memory = self.board.cpu_free.copy(), self.board.memory_free.copy()
+        self.labels = self.board.label_mask(self.ask.labels)
+        self.excess: dict[int, int] = {}
+        self.frees: dict[int, list[tuple[int, int]]] = {}  # victim -> (host, units of use there)
+
+    def add(self, victims: Sequence[int]) -> list[int]:
+        """Take these; the hosts on which something comes free."""
+        hosts: dict[int, None] = {}
+        for victim in victims:
+            self.victims.append(victim)
+            self.gone.add(victim)
+            if self.board.running[victim].team != self.team:
+                self.taken[self.board.running[victim].team].append(self.candidates.slots[victim])
+            hosts |= dict.fromkeys(self._free(victim, 1))
+        return list(hosts)
+
+    def drop(self, victim: int) -> None:
+        """Let one off."""
+        self.victims.remove(victim)
+        self.gone.discard(victim)
+        if self.board.running[victim].team != self.team:
+            self.taken[self.board.running[victim].team].remove(self.candidates.slots[victim])
+        self._free(victim, -1)
+
+    def _free(self, victim: int, sign: int) -> list[int]:
+        running = self.board.running[victim]
+        for host, units in self.freed_by(victim):
+            self.units[host] += sign * units
+            self.cpu[host] += sign * running.cpu_milli
+            self.memory[host] += sign * running.memory_mib
+        return [host for host, _ in self.freed_by(victim)]
+
+    def freed_by(self, victim: int) -> list[tuple[int, int]]:
+        """(host, units of use to the ask) of every host a victim is on."""
+        known = self.frees.get(victim)
+        if known is None:
+            board, count = (
+                self.board,
+                dict.fromkeys((int(self.board.host_of[u]) for u in self.board.units_of[victim]), 0),
+            )
+            for unit in board.units_of[victim]:
+                if self.place.units[unit] and board.kind[unit] == self.place.kind:
+                    count[int(board.host_of[unit])] += 1
+            known = self.frees[victim] = sorted(count.items())
+        return known
+
+    # -- is it allowed, is it enough --------------------------------------------------------------------------------
+
+    def over_guarantee(self, victim: int, more: Sequence[int]) -> int:
+        """How many slots that its team is guaranteed would go with a victim, after those taken and ``more``."""
+        team = self.board.running[victim].team
+        if team == self.team:
+            return 0
+        before = sum(self.taken[team]) + sum(self._slots_of(team, more))
+        more_than_borrowed: int = before + self.candidates.slots[victim] - max(before, self._excess(team))
+        return max(0, more_than_borrowed)
+
+    def _slots_of(self, team: int, victims: Sequence[int]) -> list[int]:
+        return [self.candidates.slots[v] for v in victims if self.board.running[v].team == team]
+
+    def _excess(self, team: int) -> int:
+        if team not in self.excess:
+            self.excess[team] = self.board.ledger.excess(team, self.candidates.model)
+        return self.excess[team]
+
+    def is_lawful(self, more: Sequence[int]) -> bool:
+        """May these go, too? Nothing guaranteed goes; when ``straddling``, each team still has something borrowed when the
+        last of its victims is taken."""
+        for team in {self.board.running[v].team for v in more} - {self.team}:
+            slots = [*self.taken[team], *self._slots_of(team, more)]
+            if sum(slots) - (max(slots) if self.straddling else 0) >= self._excess(team) + (not self.straddling):
+                return False
+        return True
+
+    def serves(self, host: int, more: Sequence[int] = ()) -> bool:
+        """Would a host do once those taken, and ``more``, are gone?"""
+        units, cpu, memory = int(self.units[host]), int(self.cpu[host]), int(self.memory[host])
+        for victim in more:
+            units += dict(self.freed_by(victim)).get(host, 0)
+            cpu += self.board.running[victim].cpu_milli
+            memory += self.board.running[victim].memory_mib
+        ask = self.ask
+        if units < ask.units or cpu < ask.cpu_milli or memory < ask.memory_mib or not self.labels[host]:
+            return False
+        return not ask.nvlink or self._has_island(host, more)
+
+    def _has_island(self, host: int, more: Sequence[int]) -> bool:
+        board, place = self.board, self.place
+        first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
+        gone = self.gone | set(more)
+        free = [
+            u
+            for u in range(first, last)
+            if place.units[u] and board.kind[u] == place.kind and (place.free[u] or int(board.holder[u]) in gone)
+        ]
+        return fit.pick(board, self.ask, free) is not None
+
+
+class Search:
+    """One search for room: for one workload, on units of one kind."""
+
+    def __init__(self, board: Board, queued: Queued, kind: int) -> None:
+        self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
+        model, self.need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
+        outside = queued.reservation is None
+        room = board.ledger.room(queued.team, model, self.need, queued.preemptible, queued.may_borrow)
+        self.over_limit = room.over if outside else 0
+        self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
+        self.hopeless = outside and room.firm  # what fills its team's guarantee may not be evicted
+        self.reclaims = outside and board.ledger.is_within_guarantee(queued.team, model, self.need)
 
     def run(self) -> RoomMade | None:
         """The cheapest lawful set found, or None when no set would do."""
-        if self.hopeless or not self.candidates or not self.fits(self.candidates):
+        if self.hopeless:
             return None
-        victims = self._spread_over_hosts()
-        if victims is None:
+        self.place = Obtainable(self.board, self.queued, self.kind)
+        self.candidates = Candidates(self.place, self.reclaims)
+        if not self.candidates.victims:
             return None
-        for candidate in self.candidates:  # quota, cap or spare may need more to go than the units themselves do
-            if self.is_enough(victims):
-                break
-            if candidate not in victims and self.is_lawful([*victims, candidate]):
-                victims.append(candidate)
-        if not self.is_enough(victims):
+        bounds = self._bounds()
+        if len(bounds) < self.ask.hosts:
             return None
-        victims = self._minimise(victims)
-        units = self.units_after(victims)
-        return None if units is None else RoomMade(victims, units)
+        for straddling in (False, True):
+            taking = Taking(self.place, self.candidates, straddling)
+            if self._take_hosts(taking, bounds) and self._take_enough(taking):
+                self._let_off(taking)
+                units = self.place.units_after(taking.victims)
+                if units is not None:
+                    return RoomMade(taking.victims, units)
+        return None
 
-    def _spread_over_hosts(self) -> list[int] | None:
-        """Victims host by host, each time on the host where the least more is to be paid.
+    def _bounds(self) -> list[tuple[int, int]]:
+        """(what it costs at least, host) of each host that would do if every candidate was gone.
 
-        Hosts wait in a heap under a bound that their true cost can't be below (the cheapest victim on them), and are
-        judged only when they come up: on a large pool most of them never are.
+        At least: as if a part of a victim could go. It spares looking closely at nearly all hosts of a large pool.
         """
-        self._read_hosts()
-        victims: list[int] = []
-        heap: list[tuple[int, int, int, list[int] | None]] = [
-            (self._least(host, victims), 0, host, None) for host in self._possible_hosts()
-        ]
+        board, ask, found = self.board, self.ask, self.candidates
+        free = fit.host_counts(board, self.kind, self.place.free)
+        most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(np.int64)
+        possible = (most >= ask.units) & board.label_mask(ask.labels)
+        if int(possible.sum()) < ask.hosts:
+            return []
+        price = board.cost[found.victim] // found.count
+        order = np.lexsort((price, found.host))
+        host, count, price = found.host[order], found.count[order], price[order]
+        before = np.cumsum(count) - count
+        before -= before[np.searchsorted(host, host)]  # freed on the same host by cheaper ones
+        needed = np.clip(np.maximum(0, ask.units - free)[host] - before, 0, count)
+        least = np.bincount(host, weights=needed * price, minlength=len(board.hosts)).astype(np.int64)
+        hosts = np.flatnonzero(possible)
+        return list(zip(least[hosts].tolist(), hosts.tolist(), strict=True))
+
+    def _take_hosts(self, taking: Taking, bounds: list[tuple[int, int]]) -> bool:
+        """Take victims host by host until there are enough hosts; False when there are not."""
+        heap: list[tuple[int, int, int, int, list[int]]] = [(least, 0, host, -1, []) for least, host in bounds]
         heapq.heapify(heap)
-        left = self.queued.ask.hosts
-        done: set[int] = set()
+        left, done, version = self.ask.hosts, set[int](), 0
         while left and heap:
-            _, _, host, chosen = heapq.heappop(heap)
+            _, _, host, seen, chosen = heapq.heappop(heap)
             if host in done:
                 continue
-            if chosen is None or not self._still_right(host, chosen, victims):
-                judged = self._host_cost(host, victims)
+            if seen != version and not (seen >= 0 and self._still_right(taking, host, chosen)):
+                judged = self._cheapest_on(taking, host)
                 if judged is not None:
-                    heapq.heappush(heap, (judged[0], len(judged[1]), host, judged[1]))
+                    heapq.heappush(heap, (judged[0], len(judged[1]), host, version, judged[1]))
                 continue
             done.add(host)
             left -= 1
-            victims += [v for v in chosen if v not in victims]
-            for other in {h for v in chosen for h in self.hosts_of[v]} - done:  # freed there, too
-                heapq.heappush(heap, (self._least(other, victims), 0, other, None))
-        return None if left else victims
+            if chosen:
+                version += 1
+                for other in taking.add(chosen):
+                    if other not in done:  # something came free there, too
+                        heapq.heappush(heap, (0, 0, other, -1, []))
+        return left == 0
 
-    def _read_hosts(self) -> None:
-        """Per host: units free for the ask, and those that each candidate would free."""
-        board = self.board
-        self.free_on: dict[int, list[int]] = {}
-        free = self.obtainable & (board.holder == NOBODY) & (board.kind == self.kind)
-        for unit in (int(u) for u in np.flatnonzero(free)):
-            self.free_on.setdefault(int(board.host_of[unit]), []).append(unit)
-        self.held_on: dict[int, dict[int, list[int]]] = {}  # host -> victim -> units
-        self.hosts_of: dict[int, list[int]] = {}
-        for victim in self.candidates:
-            for unit in board.units_of[victim]:
-                if self.obtainable[unit] and board.kind[unit] == self.kind:
-                    host = int(board.host_of[unit])
-                    self.held_on.setdefault(host, {}).setdefault(victim, []).append(unit)
-            self.hosts_of[victim] = sorted({int(board.host_of[u]) for u in board.units_of[victim]})
+    def _still_right(self, taking: Taking, host: int, chosen: list[int]) -> bool:
+        """Was this host's choice made with nothing of it gone since, and may they still go?"""
+        return not taking.gone.intersection(chosen) and taking.is_lawful(chosen) and taking.serves(host, chosen)
 
-    def _possible_hosts(self) -> list[int]:
-        """Hosts with enough units if every candidate was gone."""
-        labels, need = self.board.label_mask(self.queued.ask.labels), self.queued.ask.units
-        found = []
-        for host in sorted({*self.free_on, *self.held_on}):
-            most = len(self.free_on.get(host, ())) + sum(map(len, self.held_on.get(host, {}).values()))
-            if labels[host] and most >= need:
-                found.append(host)
-        return found
-
-    def _least(self, host: int, gone: list[int]) -> int:
-        """A bound: nothing more need go on a host that serves already, else at least its cheapest victim."""
-        if self._host_serves(host, gone):
-            return 0
-        return min((int(self.board.cost[v]) for v in self.held_on.get(host, {}) if v not in gone), default=0)
-
-    def _still_right(self, host: int, chosen: list[int], victims: list[int]) -> bool:
-        """Was this host's choice made with the victims that are chosen by now?"""
-        return not victims or (self._host_serves(host, [*victims, *chosen]) and self.is_lawful([*victims, *chosen]))
-
-    def _host_cost(self, host: int, gone: list[int]) -> tuple[int, list[int]] | None:
-        """(cost, more victims) that would free enough of one host, or None."""
-        if self._host_serves(host, gone):
+    def _cheapest_on(self, taking: Taking, host: int) -> tuple[int, list[int]] | None:
+        """(cost, victims) that would free enough of one host, or None."""
+        if taking.serves(host):
             return 0, []
+        here = [(victim, count) for victim, count in self.candidates.on_host(host) if victim not in taking.gone]
+        chosen = self._exactly(taking, host, here)
+        if chosen is None or not taking.is_lawful(chosen) or not taking.serves(host, chosen):
+            chosen = self._greedily(taking, host, here)
+        return None if chosen is None else (self._cost(taking, chosen), chosen)
+
+    def _exactly(self, taking: Taking, host: int, here: list[tuple[int, int]]) -> list[int] | None:
+        """The cheapest victims on one host by the units they free alone: the best for each number of units in turn."""
+        missing = self.ask.units - int(taking.units[host])
+        best: list[tuple[int, tuple[int, ...]] | None] = [(0, ()), *[None] * max(0, missing)]
+        for victim, count in here:
+            price = self._cost(taking, [victim])
+            for units in range(len(best) - 1, 0, -1):
+                known = best[max(0, units - count)]
+                if known is not None:
+                    offer = known[0] + price, (*known[1], victim)
+                    present = best[units]
+                    if present is None or offer[0] < present[0]:
+                        best[units] = offer
+        return None if best[-1] is None else list(best[-1][1])
+
+    def _greedily(self, taking: Taking, host: int, here: list[tuple[int, int]]) -> list[int] | None:
+        """As above where law, CPU, memory or NVLink have a say: one after another, then without the unnecessary."""
         chosen: list[int] = []
-        for victim in self.held_on.get(host, {}):  # in the order of the candidates
-            if victim in gone or not self.is_lawful([*gone, *chosen, victim]):
-                continue
-            chosen.append(victim)
-            if self._host_serves(host, [*gone, *chosen]):
-                kept = minimised(self.board, chosen, lambda some: self._host_serves(host, [*gone, *some]))
-                return sum(int(self.board.cost[v]) for v in kept), kept
+        for victim, _ in here:
+            if taking.is_lawful([*chosen, victim]):
+                chosen.append(victim)
+                if taking.serves(host, chosen):
+                    for one in sorted(chosen, key=self._dearest_first):
+                        without = [v for v in chosen if v != one]
+                        chosen = without if taking.serves(host, without) else chosen
+                    return chosen
         return None
 
-    def _host_serves(self, host: int, victims: list[int]) -> bool:
-        """Units, CPU and memory of one host suffice once these are gone."""
-        board, ask, held = self.board, self.queued.ask, self.held_on.get(host, {})
-        here = [v for v in victims if v in held]
-        free = self.free_on.get(host, [])
-        if len(free) + sum(len(held[v]) for v in here) < ask.units:
-            return False
-        if ask.cpu_milli > board.cpu_free[host] + sum(board.running[v].cpu_milli for v in here):
-            return False
-        if ask.memory_mib > board.memory_free[host] + sum(board.running[v].memory_mib for v in here):
-            return False
-        if not ask.nvlink:
-            return True
-        return fit.pick(board, ask, sorted([*free, *(u for v in here for u in held[v])])) is not None
+    def _cost(self, taking: Taking, victims: Sequence[int]) -> int:
+        """What is lost with these on top of what is taken."""
+        lost = sum(int(self.board.cost[v]) for v in victims)
+        if not taking.straddling:
+            return lost
+        return lost + STRADDLING * sum(taking.over_guarantee(v, victims[:i]) for i, v in enumerate(victims))
 
-    def _minimise(self, victims: list[int]) -> list[int]:
-        return minimised(
-            self.board, victims, lambda some: self.fits(some) and self.is_enough(some) and self.is_lawful(some)
+    def _take_enough(self, taking: Taking) -> bool:
+        """Quota, cap or spare may need more to go than the units themselves do."""
+        for candidate in self.candidates.victims:
+            if self._is_enough(taking.victims):
+                return True
+            if candidate not in taking.gone and taking.is_lawful([candidate]):
+                taking.add([candidate])
+        return self._is_enough(taking.victims)
+
+    def _is_enough(self, victims: Sequence[int]) -> bool:
+        """Quota, user cap and the pool's spare capacity once these are gone."""
+        board, slots = self.board, self.candidates.slots
+        own = sum(slots[v] for v in victims if board.running[v].team == self.queued.team) if self.over_limit else 0
+        same_user = (
+            sum(slots[v] for v in victims if board.running[v].user == self.queued.user) if self.over_user_cap else 0
         )
+        return own >= self.over_limit and same_user >= self.over_user_cap and self._leaves_spare(victims)
 
+    def _leaves_spare(self, victims: Sequence[int]) -> bool:
+        board, spare = self.board, self.board.policy.spare_slots
+        if spare == 0 or self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None:
+            return True
+        freed = sum(int(board.run_slots[v]) for v in victims)
+        return board.free_slots + freed - self.need >= spare
 
-def minimised(board: Board, victims: list[int], suffices: Callable[[list[int]], bool]) -> list[int]:
-    """The victims without those that prove unnecessary, trying to let off the dearest first."""
-    kept = list(victims)
-    for victim in sorted(victims, key=lambda v: (-int(board.cost[v]), -board.running[v].id)):
-        without = [v for v in kept if v != victim]
-        if suffices(without):
-            kept = without
-    return kept
+    def _let_off(self, taking: Taking) -> None:
+        """Drop every victim that proves unnecessary, the dearest first: one whose hosts are not needed without it."""
+        serving = sum(taking.serves(host) for host in np.flatnonzero(taking.units >= self.ask.units).tolist())
+        for victim in sorted(taking.victims, key=self._dearest_first):
+            hosts = [host for host, _ in taking.freed_by(victim)]
+            before = sum(taking.serves(host) for host in hosts)
+            taking.drop(victim)
+            after = serving - before + sum(taking.serves(host) for host in hosts)
+            if after >= self.ask.hosts and self._is_enough(taking.victims):
+                serving = after
+            else:
+                taking.add([victim])
+
+    def _dearest_first(self, victim: int) -> tuple[int, int]:
+        return -int(self.board.cost[victim]), -self.board.running[victim].id
 
 
 def may_evict_somebody(board: Board, queued: Queued, kind: int) -> bool:

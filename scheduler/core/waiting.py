@@ -375,6 +375,6 @@ class Waiting:
             if end >= reservation.end:
                 break
             for kind in board.kinds_for(queued.ask):
-                if preempt.Search(board, queued, kind).fits(inside[:count]):
+                if preempt.Obtainable(board, queued, kind).units_after(inside[:count]) is not None:
                     return end, tuple(sorted(board.running[i].id for i in inside[:count]))
         return None, ()

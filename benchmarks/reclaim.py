@@ -1,0 +1,98 @@
+"""One team reclaims what another borrowed: KAI-Scheduler's shape, in one cycle.
+
+    ./run bench reclaim --hosts 1000
+
+N hosts of 8 GPUs are full of 1-GPU jobs of a team that is guaranteed nothing. One gang of N/10 tasks of 8 GPUs arrives,
+from a team that is guaranteed all of it. The cycle has to find the victims; ``placed`` counts the tasks that room is made
+for. The snapshot lies in memory, and nothing is written: KAI's published figures include an API server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Host,
+    Policy,
+    Pool,
+    PoolKind,
+    Queued,
+    Quota,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
+from scheduler.core.verify import violations
+
+SERVICES: tuple[str, ...] = ()
+
+NOW = 1_700_000_000
+HOUR = 3600
+GPUS_PER_HOST = 8
+MODEL = "H100-80GB"
+GANG = 1
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Plan ``--rounds`` times and report the quickest, in seconds; ``violations`` counts what the verifier finds."""
+    options = argparse.ArgumentParser(prog="reclaim", description=__doc__)
+    options.add_argument("--hosts", type=_between(10, 10_000), default=1000)
+    options.add_argument("--rounds", type=_between(1, 100), default=3)
+    given = options.parse_args(argv)
+    snapshot = full_pool(given.hosts)
+    seconds = []
+    for _ in range(given.rounds):
+        began = time.perf_counter()
+        planned = plan(snapshot, NOW)
+        seconds.append(time.perf_counter() - began)
+    waits = [r for r in planned.refusals if r.workload == GANG and r.code == Code.WAITS_FOR_EVICTION]
+    return {
+        "hosts": given.hosts,
+        "placed": snapshot.queued[0].ask.hosts if waits else 0,
+        "evicted": len(planned.evictions),
+        "violations": len(violations(snapshot, planned, NOW)),
+        "seconds": round(min(seconds), 4),
+    }
+
+
+def full_pool(hosts: int) -> Snapshot:
+    """``hosts`` hosts full of borrowed 1-GPU jobs of all ages, and one gang on a tenth of them waiting."""
+    units = tuple(
+        Unit(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
+        for host in range(1, hosts + 1)
+        for gpu in range(GPUS_PER_HOST)
+    )
+    ask = Ask(units=GPUS_PER_HOST, hosts=hosts // 10)
+    return Snapshot(
+        epoch=1,
+        pools=(Pool(1, "reclaimed", PoolKind.DYNAMIC, None, Policy()),),
+        hosts=tuple(Host(host, f"host-{host:05d}", 1) for host in range(1, hosts + 1)),
+        units=units,
+        teams=(Team(1, "borrower"), Team(2, "owner")),
+        quotas=(Quota(1, 1, MODEL, 0), Quota(2, 1, MODEL, len(units) * SLOTS_PER_GPU)),
+        queued=(Queued(GANG, 2, 1, 1, 1, ask, NOW, 24 * HOUR, 12 * HOUR),),
+        running=tuple(_borrowed(number, unit) for number, unit in enumerate(units, GANG + 1)),
+    )
+
+
+def _borrowed(number: int, unit: Unit) -> Running:
+    """Work on one GPU that started between one and about ten hours ago; ages are strewn, but the same each time."""
+    started = NOW - HOUR - number * 7_919 % (9 * HOUR)
+    return Running(number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True)
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text[:20]) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
