@@ -12,6 +12,7 @@ import importlib
 import re
 import uuid
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,11 @@ class Listener:
     due: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
+    @property
+    def names_things(self) -> bool:
+        """Whether a topic of it is about one thing, which not everybody may see."""
+        return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
+
     def tell(self, topic: str) -> None:
         """Note one change; ten before the page has taken the first are one."""
         self.changed.add(topic)
@@ -70,8 +76,8 @@ class Events:
         self._by_topic: dict[str, set[Listener]] = defaultdict(set)
         self._by_user: dict[int, set[Listener]] = defaultdict(set)
         bus.on_page(self._changed)
-        bus.on_access(self._ended)
-        bus.after_gap(self._all_changed)
+        bus.on_access(self._access_lost)
+        bus.after_gap(self._caught_up)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One page's live events."""
@@ -134,21 +140,24 @@ class Events:
         for listener in self._by_topic.get(topic, ()):
             listener.tell(topic)
 
-    def _all_changed(self) -> None:
+    def _caught_up(self) -> None:
+        """Hints may have been lost: everything may have changed, rights too."""
         for topic in list(self._by_topic):
             self._changed(topic)
+        self._access_lost("")
 
-    def _ended(self, session: str) -> None:
-        for listeners in self._by_user.values():
-            for listener in listeners:
-                if listener.session == session:
-                    listener.over = True
-                    listener.due.set()
+    def _access_lost(self, session: str) -> None:
+        """A session that has ended; empty: somebody's rights have changed. Then every stream about one thing ends: its browser
+        comes back in seconds and is asked anew whether it may know of that thing."""
+        self._end(lambda listener: listener.session == session if session else listener.names_things)
 
     def close(self) -> None:
         """End every stream; browsers come back by themselves."""
+        self._end(lambda _: True)
+
+    def _end(self, wanted: Callable[[Listener], bool]) -> None:
         for listeners in self._by_user.values():
-            for listener in listeners:
+            for listener in filter(wanted, listeners):
                 listener.over = True
                 listener.due.set()
 

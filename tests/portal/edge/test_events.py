@@ -12,9 +12,11 @@ import redis
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
+from django.utils import timezone
 
 from portal.edge import events
 from portal.models import User
+from portal.services import people
 from scheduler.nudge import PAGE_CHANNEL
 from tests.portal.edge.conftest import Place, rows, running_notebook, until
 
@@ -142,6 +144,26 @@ async def test_signing_out_ends_the_stream(place: Place) -> None:
     await tell("queue")
     assert await next_event(other) == ("queue", "queue")
     other.close()
+
+
+async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place) -> None:
+    world = place.world
+    owner, mate = world.vision.members[:2]
+    run = await rows(running_notebook, world, owner, world.hosts["alpha"])
+    topic = f"workload:{run.workload.public_id}"
+    keys = {user.pk: await rows(sign_in, user) for user in (owner, mate)}
+    about_it = await listen(place, keys[mate.pk], f"queue,{topic}")
+    stays = await listen(place, keys[owner.pk], topic)
+    shared = await listen(place, keys[mate.pk], "queue")
+    assert (about_it.status, stays.status) == (200, 200)
+    await rows(people.remove_member, actor=world.operator, team=world.vision.team, user=mate, now=timezone.now())
+    for answer in (about_it, stays):  # asked anew: who still may is let in again
+        with pytest.raises(EOFError):
+            await next_event(answer)
+    assert (await listen(place, keys[mate.pk], topic)).status == 404
+    assert (await listen(place, keys[owner.pk], topic)).status == 200
+    await tell("queue")
+    assert await next_event(shared) == ("queue", "queue")
 
 
 async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> None:
