@@ -65,13 +65,18 @@ class Cycle:
         until = board.now + queued.max_runtime_seconds
         if queued.reservation is not None:
             until = min(until, board.reservation_by_id[queued.reservation].end)
+        terms = fit.terms(board, queued.ask, kind, units)
         why = numbers(
             borrowed=room.borrowed,
             guaranteed=None if room.guaranteed >= NO_LIMIT else room.guaranteed,
             held=room.held,
             model=board.kinds[kind].model,
+            model_price=terms.model_price,
+            slot_price=terms.slot_price,
             units=len(units),
             waited=max(0, board.now - queued.submitted),
+            waste_after=terms.waste_after,
+            waste_before=terms.waste_before,
         )
         ids = tuple(sorted(board.units[u].id for u in units))
         code = self._start_code(queued, kind, room)

@@ -155,10 +155,16 @@ def ranking(board: Board, profile: str) -> Ranking:
     return known
 
 
-def terms(board: Board, ask: Ask, kind: int, host: int) -> Terms:
-    """The placement rule's terms for an ask on a host (by index), as it is free now; see ``Terms``."""
-    count, cpu, memory = board.counts[kind][host], board.cpu_free[host], board.memory_free[host]
-    return ranking(board, ask.profile).terms(ask, kind, int(count), int(cpu), int(memory))
+def terms(board: Board, ask: Ask, kind: int, units: list[int]) -> Terms:
+    """Why these units, about to be taken for an ask: the placement rule's terms, added up over the hosts."""
+    rule, found = ranking(board, ask.profile), Terms(0, 0, 0, 0)
+    for at in range(0, len(units), ask.units):
+        here = units[at : at + ask.units]
+        host = int(board.host_of[here[0]])
+        kept = sum(not board.free[unit] for unit in here)  # for this workload, so not counted as free
+        count = int(board.counts[kind][host]) + kept
+        found += rule.terms(ask, kind, count, int(board.cpu_free[host]), int(board.memory_free[host]))
+    return found
 
 
 def largest_island(board: Board, kind: int, free: Mask) -> Ints:

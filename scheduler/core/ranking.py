@@ -34,6 +34,14 @@ class Terms:
     model_price: int
     slot_price: int
 
+    def __add__(self, other: Terms) -> Terms:
+        return Terms(
+            self.waste_before + other.waste_before,
+            self.waste_after + other.waste_after,
+            self.model_price + other.model_price,
+            self.slot_price + other.slot_price,
+        )
+
     @property
     def gain(self) -> int:
         return self.waste_before - self.waste_after - self.model_price - self.slot_price
@@ -115,6 +123,7 @@ class Ranking:
         self.room_worth: list[Ints] = []  # class: what the slots of a host are worth by (level of CPU, free units)
         self._slots = [self._slots_by_state(klass) for klass in range(len(self.kinds))]
         self._roomy: dict[tuple[int, int], Ints] = {}
+        self._terms: dict[tuple[int, int, int, tuple[int, int], tuple[int, int]], Terms] = {}
         self._priced_at = -REFRESH
 
     def _asked(self, profile: str) -> Mix:
@@ -150,18 +159,21 @@ class Ranking:
     def terms(self, ask: Ask, kind: int, count: int, cpu: int, memory: int) -> Terms:
         """The rule's terms for a host with so many units, CPU and memory free before an ask is put on it."""
         self._look_at_prices()
-        klass, left = self.class_of[kind], count - ask.units
-        (before, after), (memory_before, memory_after) = self._levels(
-            klass, np.array([cpu, cpu - ask.cpu_milli]), np.array([memory, memory - ask.memory_mib])
-        )
-        cells = {(int(before), int(memory_before)), (int(after), int(memory_after))}
-        waste, worth, batches = self.wasted.table(klass, cells), self.room_worth[klass], self.wasted.waste.batches
-        return Terms(
-            waste_before=int(waste[before, memory_before, count]) // batches,
-            waste_after=int(waste[after, memory_after, left]) // batches,
-            model_price=ask.units * MILLI * int(self.prices.model_price[klass]) // self.prices.unit,
-            slot_price=int(worth[before, count] - worth[after, left]) // self.prices.unit,
-        )
+        klass = self.class_of[kind]
+        before = self._level(klass, cpu, memory)
+        after = self._level(klass, cpu - ask.cpu_milli, memory - ask.memory_mib)
+        key = klass, ask.units, count, before, after
+        known = self._terms.get(key)
+        if known is None:
+            waste, worth, left = self.wasted.table(klass, {before, after}), self.room_worth[klass], count - ask.units
+            batches, unit = self.wasted.waste.batches, self.prices.unit
+            known = self._terms[key] = Terms(
+                waste_before=int(waste[before][count]) // batches,
+                waste_after=int(waste[after][left]) // batches,
+                model_price=ask.units * MILLI * int(self.prices.model_price[klass]) // unit,
+                slot_price=int(worth[before[0], count] - worth[after[0], left]) // unit,
+            )
+        return known
 
     def model_price(self, kind: int) -> int:
         """What taking one unit of a kind costs the asks that can use no other, in score units."""
@@ -184,6 +196,12 @@ class Ranking:
         return (
             np.minimum(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS),
             np.minimum(memory // max(1, self.wasted.memory_step[klass]), LEVELS),
+        )
+
+    def _level(self, klass: int, cpu: int, memory: int) -> tuple[int, int]:
+        return (
+            min(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS),
+            min(memory // max(1, self.wasted.memory_step[klass]), LEVELS),
         )
 
     def _slots_by_state(self, klass: int) -> Ints:
@@ -211,3 +229,4 @@ class Ranking:
         self.prices.refresh(free, slots.tolist())
         self.room_worth = [(table * self.prices.slot_price).sum(axis=2) for table in self._slots]
         self._roomy.clear()
+        self._terms.clear()

@@ -102,12 +102,11 @@ class Waste:
         self.cpu = _column([n.cpu for n in mix.needs], drawn)
         self.memory = _column([n.memory for n in mix.needs], drawn)
         self.whole = _column([n.whole for n in mix.needs], drawn)
-        self.milli = _column([n.milli if n.gpus else 0 for n in mix.needs], drawn)
-        total = _column([n.total for n in mix.needs], drawn)
+        self.total = _column([n.total for n in mix.needs], drawn)
         serves = np.array([[n.allows(k) for n in mix.needs] for k in range(classes)], dtype=np.bool_)
         self.serves: Mask = serves[:, drawn]  # class, batch, place in the batch
         self.asked_before: Small = (np.cumsum(self.serves, axis=2) - self.serves).astype(np.int32)
-        offered = self.serves * total
+        offered = self.serves * self.total
         self.offered_before: Small = (np.cumsum(offered, axis=2) - offered).astype(np.int32)
         self._known: dict[bytes, tuple[int, int]] = {}
         self.worked_out: int = 0  # states filled so far
@@ -150,47 +149,47 @@ class Waste:
         fuller: so each round jumps to the next ask that fits, and there are as many rounds as asks placed, not 64.
         """
         count, batches = len(cpu), self.batches
+        bounded = bool((memory < AMPLE).any())
         idle = gpus.sum(axis=1, dtype=np.int32)
         over = (self.asked_before[klass] >= OFFERED_AT_LEAST) & (
             self.offered_before[klass] >= OFFERED_TIMES * idle[:, None, None]
         )
-        waits = (self.serves[klass] & ~over).reshape(count * batches, BATCH)
-        batch = np.tile(np.arange(batches), count)
-        cpu, memory = np.repeat(cpu, batches), np.repeat(memory, batches)
-        gpu = np.repeat(gpus, batches, axis=0)
-        left = np.repeat(idle, batches)
+        waits = self.serves[klass] & ~over
+        waits &= self.cpu <= cpu[:, None, None]
+        waits &= self.total <= _largest_ask(gpus)[:, None, None]
+        waits = waits.reshape(count * batches, BATCH)
         row = np.arange(count * batches)
+        batch, cpu, memory = np.tile(np.arange(batches), count), np.repeat(cpu, batches), np.repeat(memory, batches)
+        gpu, left = np.repeat(gpus, batches, axis=0), np.repeat(idle, batches)
         used = np.zeros(count * batches, dtype=np.int64)
         while len(row):
-            whole, largest = (gpu == MILLI).sum(axis=1), gpu.max(axis=1)
-            waits &= self.cpu[batch] <= cpu[:, None]
-            waits &= self.memory[batch] <= memory[:, None]
-            waits &= self.whole[batch] <= whole[:, None]
-            waits &= self.milli[batch] <= largest[:, None]
+            if bounded:
+                waits &= self.memory[batch] <= memory[:, None]
             first = waits.argmax(axis=1)
             on = np.flatnonzero(waits[np.arange(len(row)), first])
             if len(on) < len(row):
                 row, batch, waits, first = row[on], batch[on], waits[on], first[on]
                 cpu, memory, gpu = cpu[on], memory[on], gpu[on]
-            self._place(gpu, self.whole[batch, first], self.milli[batch, first])
+            self._place(gpu, self.whole[batch, first], self.total[batch, first])
             cpu = cpu - self.cpu[batch, first]
             taken = self.memory[batch, first]
             memory = memory - taken
             used[row] += taken
-            left[row] = gpu.sum(axis=1)
+            left[row] -= self.total[batch, first]
             waits[np.arange(len(row)), first] = False
+            waits &= self.cpu[batch] <= cpu[:, None]
+            waits &= self.total[batch] <= _largest_ask(gpu)[:, None]
         return left.reshape(count, batches).sum(axis=1), used.reshape(count, batches).max(axis=1)
 
     @staticmethod
-    def _place(gpu: Small, whole: Small, milli: Small) -> None:
+    def _place(gpu: Small, whole: Small, total: Small) -> None:
         """Put one ask on each row of GPUs: whole ones on the first untouched, a share on the fullest that fits."""
         untouched = gpu == MILLI
         gpu[untouched & (np.cumsum(untouched, axis=1) <= whole[:, None])] = 0
-        share = np.flatnonzero((whole == 0) & (milli > 0))
+        share = np.flatnonzero((whole == 0) & (total > 0))
         if len(share):
-            rows = gpu[share]
-            best = np.where(rows >= milli[share, None], rows, AMPLE).argmin(axis=1)
-            gpu[share, best] -= milli[share]
+            rows, milli = gpu[share], total[share]
+            gpu[share, np.where(rows >= milli[:, None], rows, AMPLE).argmin(axis=1)] -= milli
 
     def of_alike(self, klass: int, most: int, cpu: int, memory: int) -> tuple[Ints, int, int]:
         """The waste of nodes of one class with 0, 1, ... ``most`` untouched GPUs free and no others, and the most CPU and
@@ -212,6 +211,15 @@ class Waste:
             left_memory -= needs_memory * on
         waste = free.reshape(most + 1, self.batches).sum(axis=1) * MILLI
         return waste, cpu - int(left_cpu.min()), memory - int(left_memory.min())
+
+
+def _largest_ask(gpu: Small) -> Small:
+    """The most thousandths that one ask can get of each row of GPUs: all that are untouched, else the most of one.
+
+    It tells for shares as for whole GPUs whether an ask fits, since a share is less than one GPU.
+    """
+    whole = MILLI * (gpu == MILLI).sum(axis=1, dtype=np.int32)
+    return np.maximum(whole, gpu.max(axis=1))
 
 
 def _column(values: list[int], drawn: Ints) -> Small:

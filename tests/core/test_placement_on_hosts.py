@@ -169,13 +169,19 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
     )
     board = Board(snapshot, snapshot.pools[0], NOW)
     h100, t4 = (next(i for i, kind in enumerate(board.kinds) if kind.model == model) for model in (GPU, "T4"))
-    untouched, broken_up = fit.terms(board, Ask(1), h100, 0), fit.terms(board, Ask(1), h100, 1)
+    untouched, broken_up = fit.terms(board, Ask(1), h100, [0]), fit.terms(board, Ask(1), h100, [11])
     assert broken_up.gain > untouched.gain
     assert untouched.slot_price > broken_up.slot_price == 0
-    few = fit.terms(board, Ask(5), h100, 1)
+    few = fit.terms(board, Ask(5), h100, [11, 12, 13, 14, 15])
     assert few.waste_before > few.waste_after == 0  # nothing is left to be wasted
-    assert fit.terms(board, Ask(1), t4, 2).model_price > 0
-    assert (untouched.gain > broken_up.gain) == (hosts_of(snapshot, 9) == [1])
+    assert fit.terms(board, Ask(1), t4, [16]).model_price > 0
+    placed = {p.workload: p for p in planner.plan(snapshot, NOW).placements}[9]
+    numbers = dict(placed.numbers)
+    assert hosts_of(snapshot, 9) == [2]
+    assert (numbers["waste_before"], numbers["waste_after"]) == (broken_up.waste_before, broken_up.waste_after)
+    assert (numbers["model_price"], numbers["slot_price"]) == (broken_up.model_price, broken_up.slot_price)
+    gang = fit.terms(board, Ask(2, hosts=2), h100, [0, 1, 11, 12])
+    assert gang == fit.terms(board, Ask(2), h100, [0, 1]) + fit.terms(board, Ask(2), h100, [11, 12])
 
 
 def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
