@@ -12,8 +12,8 @@ from datetime import datetime
 
 from scheduler import leadership, nudge, snapshot
 from scheduler.apply import Applied, StaleEpoch, apply
-from scheduler.core.planner import plan
 from scheduler.models import Leader
+from scheduler.warm import Warm
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +28,44 @@ def holder() -> str:
     return _names[pid]
 
 
-def cycle(name: str, now: datetime, clock: Callable[[], datetime] | None = None) -> Applied | None:
+def cycle(
+    name: str, now: datetime, clock: Callable[[], datetime] | None = None, warm: Warm | None = None
+) -> Applied | None:
     """Decide about everything that waits. None when another engine leads, or has taken over meanwhile.
 
     ``clock`` is asked again before the plan is applied: a unit given back after ``now`` and before the snapshot must not be
     held from ``now`` on. Without it everything happens at ``now``.
+    ``warm`` is the snapshot of the cycle before; without it everything is read. A cycle that finds nothing changed is over
+    with that.
     """
     nudge.cycle_begins()
     epoch = leadership.lead(name, now)
     if epoch is None:
         return None
     began = time.monotonic()
-    taken = snapshot.take(None, now)
-    if taken.epoch != epoch:
-        log.warning("another engine has taken the lead with epoch %d", taken.epoch)
-        return None
-    planned = plan(taken, snapshot.seconds(now))
     try:
-        applied = apply(planned, taken, clock() if clock else now)
+        applied = _decide(epoch, now, clock, warm or Warm(prunes=False))
+    except BaseException:
+        if warm is not None:
+            warm.forget()  # it may be half changed
+        raise
+    if applied is None:
+        return None
+    Leader.objects.filter(pk=1, epoch=epoch).update(last_cycle_at=now, last_cycle_seconds=time.monotonic() - began)
+    for rejection in applied.rejected:
+        log.info("not applied: %s: %s", rejection.item, rejection.why)
+    return applied
+
+
+def _decide(epoch: int, now: datetime, clock: Callable[[], datetime] | None, warm: Warm) -> Applied | None:
+    warm.refresh(epoch, now)
+    if not warm.plan_is_due(now):
+        return Applied()
+    planned = warm.standing.plan(snapshot.seconds(now))
+    try:
+        applied = apply(planned, warm.standing.snapshot(), clock() if clock else now, warm.told)
     except StaleEpoch as error:
         log.warning("this plan comes too late: %s", error)
         return None
-    Leader.objects.filter(pk=1, epoch=epoch).update(last_cycle_seconds=time.monotonic() - began)
-    for rejection in applied.rejected:
-        log.info("not applied: %s: %s", rejection.item, rejection.why)
+    warm.planned(now, applied.told, wholly=not applied.rejected)
     return applied

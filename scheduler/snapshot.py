@@ -280,6 +280,14 @@ class Moment:
     gates: Gates
     reservations: dict[int, model.Reservation]
 
+    def is_same_to_workloads(self, other: Moment) -> bool:
+        """Would every workload's row become the same as with the other one?"""
+        return self._to_workloads() == other._to_workloads()
+
+    def _to_workloads(self) -> tuple[object, object]:
+        gates = {whose: {action: gate.numbers for action, gate in of.items()} for whose, of in self.gates.items()}
+        return gates, {promise.id: promise.end for promise in self.reservations.values()}
+
     def queued(self, row: Columns) -> model.Queued:
         budget = budget_of(self.gates, row["project__team_id"], row["project_id"])
         code, numbers = budget.gate, budget.gate_numbers

@@ -6,12 +6,15 @@ from celery import shared_task
 from django.utils import timezone
 
 from scheduler import clock, engine, nudge
+from scheduler.warm import Warm
+
+_warm = Warm()  # this process's; empty when it is forked, since only the engine's child processes run cycles
 
 
 @shared_task
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
-    if engine.cycle(engine.holder(), timezone.now(), timezone.now) is None:
+    if engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm) is None:
         nudge.pass_on()
 
 
@@ -23,7 +26,7 @@ def sweep() -> None:
     clock.stop_at_time_limits(now)
     clock.give_up_starts(now)
     clock.give_up_notebooks(now)
-    engine.cycle(engine.holder(), timezone.now(), timezone.now)
+    engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm)
 
 
 @shared_task

@@ -309,13 +309,13 @@ def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_t
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = job(world)
-    real = snapshot.take
+    real = snapshot.Reader.read
 
-    def overtaken(pool_ids: Any, now: dt.datetime) -> Snapshot:
-        assert leadership.lead("the next one", now + 6 * SECOND) is not None
-        return real(pool_ids, now)
+    def overtaken(self: snapshot.Reader) -> snapshot.Rows:
+        assert leadership.lead("the next one", world.now + 6 * SECOND) is not None
+        return real(self)
 
-    monkeypatch.setattr(snapshot, "take", overtaken)
+    monkeypatch.setattr(snapshot.Reader, "read", overtaken)
     assert engine.cycle("the frozen one", world.now) is None
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.exists()

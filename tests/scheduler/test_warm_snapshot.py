@@ -1,0 +1,421 @@
+"""The snapshot that is kept warm equals a fresh one, whatever happens to the rows and whenever it commits."""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import logging
+import random
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from scheduler import engine, leadership, services, snapshot
+from scheduler.core.planner import plan
+from scheduler.core.warm import in_order
+from scheduler.models import (
+    BudgetGate,
+    DecayedUse,
+    Gpu,
+    Host,
+    MaintenanceWindow,
+    Pool,
+    Quota,
+    Reservation,
+    Team,
+    Unit,
+    Workload,
+)
+from scheduler.warm import CHECK_SECONDS, QUIET_SECONDS, Warm
+from tests.fakes import FakeAgent
+from tests.world import A100, H100, MONDAY, World, build_world, make_gpu, make_host
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
+
+
+@pytest.fixture
+def world(transactional_db: None) -> World:
+    """The organisation on Monday morning, committed."""
+    return build_world(MONDAY)
+
+
+def job(world: World, now: dt.datetime, **also: Any) -> Workload:
+    given: dict[str, Any] = {
+        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
+        "owner": world.vision.member, "units": 1, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
+        "command": "true", "now": now, **also,
+    }  # fmt: skip
+    return services.queue_workload(**given)
+
+
+def must_equal_a_fresh_one(warm: Warm, epoch: int, now: dt.datetime) -> None:
+    warm.refresh(epoch, now)
+    fresh, mine = in_order(snapshot.take(None, now)), in_order(warm.standing.snapshot())
+    for table in (
+        "pools",
+        "hosts",
+        "units",
+        "teams",
+        "quotas",
+        "decayed_use",
+        "queued",
+        "running",
+        "reservations",
+        "maintenance",
+    ):
+        assert getattr(mine, table) == getattr(fresh, table), table
+    assert mine == fresh
+
+
+class Life:
+    """Everything that happens to a pool, by the real services, drawn from one seed."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.dice, self.now = world, random.Random(seed), world.now
+        self.warm, self.epoch = Warm(), 0
+        self.agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
+
+    def step(self) -> str:
+        """One thing happens, some time passes."""
+        verb: Callable[[], None] = self.dice.choice([
+            self.queue, self.queue, self.queue, self.cycle, self.cycle, self.sync, self.sync, self.cancel, self.reserve,
+            self.give_up, self.gate, self.quota, self.host, self.maintenance, self.extend, self.end, self.hardware, self.pool,
+        ])  # fmt: skip
+        verb()
+        self.now += self.dice.choice((1, 1, 5, 30, 200, 2_000)) * SECOND
+        return verb.__name__
+
+    def team(self) -> Any:
+        return self.dice.choice(self.world.teams)
+
+    def queue(self) -> None:
+        team = self.team()
+        inside = (
+            Reservation.objects.filter(project=team.project, state__in=("confirmed", "active")).order_by("?").first()
+        )
+        job(
+            self.world, self.now, project=team.project, owner=self.dice.choice(team.members),
+            units=self.dice.choice((1, 1, 2, 4, 8)), hosts=self.dice.choice((1, 1, 1, 2)),
+            models_wanted=self.dice.choice(([H100], [A100], [])), priority=self.dice.choice((0, 1, 2)),
+            max_runtime_seconds=self.dice.choice((600, 3600)), preemptible=self.dice.random() < 0.7,
+            reservation=inside if self.dice.random() < 0.3 else None, most_retries=1,
+        )  # fmt: skip
+
+    def cycle(self) -> None:
+        self.epoch = leadership.lead("life", self.now) or 0
+        engine.cycle("life", self.now, warm=self.warm if self.dice.random() < 0.7 else None)
+
+    def sync(self) -> None:
+        for agent in self.agents.values():
+            agent.sync(self.now)
+
+    def end(self) -> None:
+        agent = self.dice.choice(list(self.agents.values()))
+        if agent.runs:
+            agent.end(self.dice.choice(list(agent.runs)), self.now, self.dice.choice(("finished", "failed")))
+            agent.sync(self.now)
+
+    def a_workload(self) -> Workload | None:
+        return self.dice.choice(list(Workload.objects.exclude(state="ended").order_by("pk")) or [None])
+
+    def cancel(self) -> None:
+        workload = self.a_workload()
+        if workload:
+            services.cancel_workload(workload, now=self.now)
+
+    def extend(self) -> None:
+        workload = self.a_workload()
+        if workload:
+            services.extend_workload(workload, seconds=60, now=self.now)
+
+    def reserve(self) -> None:
+        team, start = self.team(), self.now + self.dice.choice((0, 60, 4000)) * SECOND
+        services.confirm_reservation(
+            owner=team.lead, project=team.project, pool=self.world.shared, name="r", units=self.dice.choice((1, 2)),
+            models_wanted=[H100], start=start, end=start + self.dice.choice((300, 3600)) * SECOND, now=self.now,
+        )  # fmt: skip
+
+    def give_up(self) -> None:
+        reservation = Reservation.objects.filter(state__in=("confirmed", "active")).order_by("?").first()
+        if reservation:
+            services.cancel_reservation(reservation, now=self.now)
+
+    def gate(self) -> None:
+        whose: dict[str, Any] = self.dice.choice(({"team": self.team().team}, {"project": self.team().project}))
+        action = self.dice.choice(("refuse_new", "stop_borrowing"))
+        if self.dice.random() < 0.6:
+            numbers, until = {"limit": str(self.dice.randint(1, 9))}, self.now + self.dice.choice((60, 3600)) * SECOND
+            services.close_budget_gate(action=action, numbers=numbers, until=until, now=self.now, **whose)
+        else:
+            services.open_budget_gate(action=action, **whose)
+
+    def quota(self) -> None:
+        services.change_quota(
+            team=self.team().team, pool=self.world.shared, model=self.dice.choice((H100, A100)),
+            guaranteed_slots=840 * self.dice.randint(0, 4), borrow_limit_slots=self.dice.choice((None, 0, 1680)), now=self.now,
+        )  # fmt: skip
+
+    def host(self) -> None:
+        host = self.dice.choice(list(self.world.hosts.values()))
+        verb = self.dice.choice(
+            (services.cordon_host, services.drain_host, services.return_host, services.quarantine_host)
+        )
+        verb(Host.objects.get(pk=host.pk), reason="test", now=self.now)
+
+    def maintenance(self) -> None:
+        window = MaintenanceWindow.objects.order_by("?").first()
+        if window and self.dice.random() < 0.5:
+            services.cancel_maintenance(window)
+        else:
+            host, start = (
+                self.dice.choice(list(self.world.hosts.values())),
+                self.now + self.dice.choice((10, 600)) * SECOND,
+            )
+            services.set_maintenance(host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now)
+
+    def hardware(self) -> None:
+        unit, gpu = Unit.objects.order_by("?")[0], Gpu.objects.order_by("?")[0]
+        self.dice.choice((
+            lambda: Unit.objects.filter(pk=unit.pk).update(retired_at=None if unit.retired_at else self.now),
+            lambda: services.quarantine_gpu(gpu, reason="xid", now=self.now),
+            lambda: services.return_gpu(gpu, now=self.now),
+            lambda: Gpu.objects.filter(pk=gpu.pk).update(retired_at=None if gpu.retired_at else self.now),
+            lambda: make_gpu(self.world.hosts["delta"], 100 + Gpu.objects.count(), H100, self.now),
+            lambda: make_host(f"extra-{Host.objects.count()}", self.world.shared, [H100], self.now),
+        ))()  # fmt: skip
+
+    def pool(self) -> None:
+        Pool.objects.filter(pk=self.world.shared.pk).update(spare_slots=self.dice.choice((0, 840)))
+        Team.objects.filter(pk=self.world.vision.team.pk).update(weight=self.dice.choice((1, 2)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_whatever_happens_it_equals_a_fresh_one(world: World, seed: int) -> None:
+    life, history = Life(world, seed), []
+    life.cycle()
+    for number in range(45):
+        history.append(life.step())
+        if number % 3 == 0:
+            epoch = leadership.lead("life", life.now)
+            assert epoch is not None
+            must_equal_a_fresh_one(life.warm, epoch, life.now)
+    assert life.warm.full_readings < 30, history  # pools and teams that change are read with everything else
+    at = snapshot.seconds(life.now)
+    assert life.warm.standing.plan(at) == plan(life.warm.standing.snapshot(), at)
+
+
+def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World) -> None:
+    epoch = leadership.lead("test", world.now)
+    assert epoch is not None
+    warm = Warm()
+    warm.refresh(epoch, world.now)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        with transaction.atomic():
+            job(world, world.now, name="written first")
+            began.set()
+            go_on.wait(10)
+        connections.close_all()
+
+    other = threading.Thread(target=slow)
+    other.start()
+    assert began.wait(10)
+    quick = job(world, world.now, name="committed first")
+    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert [q.id for q in warm.standing.snapshot().queued] == [quick.pk]
+    go_on.set()
+    other.join()
+    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert len(warm.standing.snapshot().queued) == 2 and warm.full_readings == 1
+
+
+def test_what_is_rolled_back_is_not_in_it(world: World) -> None:
+    epoch = leadership.lead("test", world.now) or 0
+    warm = Warm()
+    warm.refresh(epoch, world.now)
+    with transaction.atomic():
+        job(world, world.now)
+        transaction.set_rollback(True)
+    must_equal_a_fresh_one(warm, epoch, world.now)
+    with transaction.atomic():
+        job(world, world.now)
+        warm.refresh(epoch, world.now)
+        assert len(warm.standing.snapshot().queued) == 1
+        transaction.set_rollback(True)
+    must_equal_a_fresh_one(warm, epoch, world.now)
+
+
+def test_another_epoch_is_read_afresh(world: World) -> None:
+    """Only the leader prunes the feed: whoever led before cannot know what it has missed."""
+    warm, other = Warm(), Warm()
+    first = leadership.lead("first", world.now) or 0
+    warm.refresh(first, world.now)
+    second = leadership.lead("second", world.now + 6 * SECOND) or 0
+    other.refresh(second, world.now + 6 * SECOND)
+    job(world, world.now)
+    other.refresh(second, world.now + 7 * SECOND)
+    assert _feed_rows() == 0, "the other one has pruned it"
+    third = leadership.lead("first", world.now + 13 * SECOND) or 0
+    must_equal_a_fresh_one(warm, third, world.now + 13 * SECOND)
+    assert len(warm.standing.snapshot().queued) == 1
+
+
+def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    epoch = leadership.lead("test", world.now) or 0
+    warm = Warm()
+    warm.refresh(epoch, world.now)
+    _as_owner("ALTER TABLE scheduler_workload DISABLE TRIGGER changes_are_noted_on_insert")
+    job(world, world.now)
+    _as_owner("ALTER TABLE scheduler_workload ENABLE TRIGGER changes_are_noted_on_insert")
+    warm.refresh(epoch, world.now + SECOND)
+    assert warm.standing.snapshot().queued == ()
+    with caplog.at_level(logging.ERROR):
+        warm.refresh(epoch, world.now + (CHECK_SECONDS + 1) * SECOND)
+    assert "not what the database says, in queued" in caplog.text
+    must_equal_a_fresh_one(warm, epoch, world.now + (CHECK_SECONDS + 2) * SECOND)
+
+
+def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm = Warm()
+    for _ in range(20):
+        job(world, world.now, units=8)
+    for step in range(3):  # until all is said
+        engine.cycle("test", world.now + step * SECOND, warm=warm)
+    plans = []
+    real = type(warm.standing).plan
+    monkeypatch.setattr(type(warm.standing), "plan", lambda self, now: plans.append(now) or real(self, now))
+    with CaptureQueriesContext(connection) as asked:
+        engine.cycle("test", world.now + 3 * SECOND, warm=warm)
+    assert not plans and len(asked) <= 10, [q["sql"][:80] for q in asked]
+    engine.cycle("test", world.now + (QUIET_SECONDS + 4) * SECOND, warm=warm)
+    assert len(plans) == 1, "estimates move with time"
+    job(world, world.now)
+    engine.cycle("test", world.now + (QUIET_SECONDS + 5) * SECOND, warm=warm)
+    assert len(plans) == 2
+
+
+def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World) -> None:
+    warm = Warm()
+    made, _ = services.confirm_reservation(
+        owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="r", units=2, models_wanted=[H100],
+        start=world.now + 5 * SECOND, end=world.now + HOUR, now=world.now,
+    )  # fmt: skip
+    assert made is not None
+    waits = job(world, world.now, project=world.language.project, owner=world.language.member)
+    Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
+    engine.cycle("test", world.now, warm=warm)
+    engine.cycle("test", world.now + SECOND, warm=warm)
+    engine.cycle("test", world.now + 5 * SECOND, warm=warm)
+    made.refresh_from_db()
+    assert made.state == "active"
+    engine.cycle("test", world.now + 6 * SECOND, warm=warm)
+    assert Workload.objects.get(pk=waits.pk).state == "queued"
+    engine.cycle("test", world.now + 7 * SECOND, warm=warm)
+    assert Workload.objects.get(pk=waits.pk).state == "placed"
+
+
+def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = Warm()
+    engine.cycle("test", world.now, warm=warm)
+    workload = job(world, world.now)
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler.recheck.Facts.why_not_place", lambda self, placement: "a test says no")
+        applied = engine.cycle("test", world.now + SECOND, warm=warm)
+        assert applied is not None and applied.rejected
+    engine.cycle("test", world.now + 2 * SECOND, warm=warm)
+    assert Workload.objects.get(pk=workload.pk).state == "placed"
+
+
+def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(world: World) -> None:
+    warm = Warm()
+    for _ in range(10):
+        job(world, world.now, units=8)
+    for step in range(3):
+        engine.cycle("test", world.now + step * SECOND, warm=warm)
+    workload = Workload.objects.filter(state="queued").latest("pk")
+    Workload.objects.filter(pk=workload.pk).update(reason_code="", not_before=world.now)  # as when it is queued again
+    engine.cycle("test", world.now + 4 * SECOND, warm=warm)
+    workload.refresh_from_db()
+    assert workload.reason_code != ""
+
+
+def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
+    warm = Warm()
+    epoch = leadership.lead("test", world.now) or 0
+    warm.refresh(epoch, world.now)
+    for _ in range(5):
+        job(world, world.now)
+    assert _feed_rows() >= 5
+    warm.refresh(epoch, world.now)
+    assert _feed_rows() == 0
+
+
+def test_agents_that_only_report_are_no_change(world: World) -> None:
+    warm = Warm()
+    epoch = leadership.lead("test", timezone.now()) or 0
+    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    for agent in agents:
+        agent.sync(world.now)
+    warm.refresh(epoch, world.now)
+    for agent in agents:
+        agent.sync(world.now + SECOND)
+    assert _feed_rows() == 0
+
+
+def _as_owner(statement: str) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE NONE")
+        cursor.execute(statement)
+
+
+def _feed_rows() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM scheduler_change")
+        return int(cursor.fetchone()[0])
+
+
+# What the reader asks of a table has to be watched, or a change of it would go by unseen until the next check.
+WATCHED = {
+    "scheduler_workload": Workload, "scheduler_reservation": Reservation, "scheduler_host": Host, "scheduler_gpu": Gpu,
+    "scheduler_unit": Unit, "scheduler_quota": Quota, "scheduler_maintenancewindow": MaintenanceWindow,
+    "scheduler_budgetgate": BudgetGate, "scheduler_pool": Pool, "scheduler_team": Team, "scheduler_decayeduse": DecayedUse,
+}  # fmt: skip
+READ_BY_NAME = {
+    "scheduler_workload": {
+        c for c in (*snapshot.RUNNING_COLUMNS, *snapshot.QUEUED_COLUMNS) if "__" not in c and c != "pk"
+    },
+    "scheduler_host": {c for c in snapshot.HOST_COLUMNS if c != "pk"},
+    "scheduler_reservation": {
+        *snapshot.ASK_COLUMNS,
+        "state",
+        "start",
+        "end",
+        "pool_id",
+        "project_id",
+        "may_exceed_guarantee",
+    },
+    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_of))) - {"pk"},
+}
+
+
+@pytest.mark.parametrize("table", sorted(READ_BY_NAME))
+def test_every_column_that_the_snapshot_reads_is_watched(table: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT prosrc FROM pg_proc WHERE proname = %s", [f"scheduler_watch_{table}_update"])
+        source = cursor.fetchone()[0]
+    watched = {name.strip('"') for name in re.findall(r'after\.("?\w+"?)', source)}
+    missing = READ_BY_NAME[table] - watched
+    assert not missing, f"a migration has to call scheduler.feed.watch for {table} again, with {sorted(missing)}"
