@@ -11,10 +11,10 @@ from scheduler.core import fit, preempt
 from scheduler.core.board import Board
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Priority, Queued
-from scheduler.core.ordering import Alike
+from scheduler.core.ordering import Alike, expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
-from scheduler.core.waiting import Waiting, room_for, within_caps
+from scheduler.core.waiting import Waiting, leaves_room, room_for, within_caps
 
 
 class Cycle:
@@ -31,7 +31,11 @@ class Cycle:
         """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
         for kind in self.board.kinds_for(queued.ask):
             room = room_for(self.board, queued, kind)
-            if not room.allowed or not within_caps(self.board, queued, kind):
+            if (
+                not room.allowed
+                or not within_caps(self.board, queued, kind)
+                or not leaves_room(self.board, queued, kind)
+            ):
                 continue
             units = self._free_units(queued, kind)
             if units is not None and self._leaves_spare(queued, units):
@@ -81,6 +85,9 @@ class Cycle:
         ids = tuple(sorted(board.units[u].id for u in units))
         code = self._start_code(queued, kind, room)
         board.place(queued, units, Placement(queued.id, ids, room.borrowed, code, why, until))
+        if queued.reservation is None:
+            slots, end = board.need_slots(queued.ask, kind), board.now + expected_seconds(queued)
+            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end)
         self.waiting.note_placed(queued, units)
 
     def _start_code(self, queued: Queued, kind: int, room: Room) -> str:
@@ -102,6 +109,8 @@ class Cycle:
         allowed = [kind for kind in kinds if room_for(board, queued, kind).allowed and within_caps(board, queued, kind)]
         if not allowed:
             return Alike.ALL
+        if not all(leaves_room(board, queued, kind) for kind in allowed):
+            return Alike.NOBODY  # others may be over in time, or small enough
         if self.waiting.may_hold:
             return Alike.NOBODY
         fits = any(enough_hosts(board, queued.ask, kind) for kind in allowed)
@@ -125,7 +134,11 @@ class Cycle:
             return False
         for kind in kinds:
             key = self._room_key(queued, kind)
-            if key in self._no_room or not self._within_workload_cap(queued, kind):
+            if (
+                key in self._no_room
+                or not self._within_workload_cap(queued, kind)
+                or not leaves_room(board, queued, kind)
+            ):
                 continue
             made = preempt.make_room(board, queued, kind)
             if made is not None and made.victims:

@@ -64,6 +64,17 @@ class Quotas:
         self.teams = {team for team, _ in self.guaranteed}
 
 
+@dataclass(slots=True)
+class KeptRoom:
+    """Room within a team's limit that its work waits for, until its ``blockers`` end: from ``start`` (s) on, work behind it
+    may add ``left`` slots."""
+
+    workload: int
+    start: int
+    blockers: tuple[int, ...]
+    left: int
+
+
 class Ledger:
     """What each team and user of one pool holds, and may hold, while a plan is being made."""
 
@@ -76,12 +87,24 @@ class Ledger:
         self.leaving = held.leaving.copy()
         self.held_by_user = held.by_user.copy()
         self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
+        self.kept_room: dict[Claim, KeptRoom] = {}
 
     def give(self, team: int, model: str, slots: int, preemptible: bool) -> None:
         """A team gets slots, or is promised them."""
         self.held[team, model] += slots
         self.firm[team, model] += 0 if preemptible else slots
         self.version[team] += 1
+
+    def leaves_room(self, team: int, model: str, slots: int, end: int) -> bool:
+        """Would work that is over at ``end`` leave the room that work of its team in front of it waits for?"""
+        kept = self.kept_room.get((team, model))
+        return kept is None or end <= kept.start or slots <= kept.left
+
+    def use_room(self, team: int, model: str, slots: int, end: int) -> None:
+        """Work that is over at ``end`` was given so many slots."""
+        kept = self.kept_room.get((team, model))
+        if kept is not None and end > kept.start:
+            kept.left -= slots
 
     def bind(self, team: int, model: str, slots: int) -> None:
         """A team's reservation has its units."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from scheduler.core import fit, preempt
 from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, both
-from scheduler.core.fairshare import NO_LIMIT, Room
+from scheduler.core.fairshare import NO_LIMIT, KeptRoom, Room
 from scheduler.core.model import Numbers, Queued, Refusal
+from scheduler.core.ordering import expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
 
@@ -36,6 +37,14 @@ def within_caps(board: Board, queued: Queued, kind: int) -> bool:
     """The caps on one user and on one workload."""
     need, cap = board.need_slots(queued.ask, kind), board.policy.most_slots_per_workload
     return need <= board.ledger.user_cap_left(queued.user) and (cap is None or need <= cap)
+
+
+def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
+    """Would it leave the room within its team's limit that work of the team in front of it waits for?"""
+    if not board.ledger.kept_room or queued.reservation is not None or queued.id in board.keepers:
+        return True
+    model, end = board.kinds[kind].model, board.now + expected_seconds(queued)
+    return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end)
 
 
 class Waiting:
@@ -68,6 +77,8 @@ class Waiting:
         if queued.reservation is None:
             slots = board.need_slots(queued.ask, kind)
             board.ledger.give(queued.team, board.kinds[kind].model, slots, queued.preemptible)
+            end = board.now + lead_seconds(board) + expected_seconds(queued)
+            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end)
         if self.forecast is not None:
             self.forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
@@ -98,6 +109,9 @@ class Waiting:
             start, blockers = self._start_inside_reservation(queued)
         elif code in (Code.OVER_QUOTA, Code.OVER_USER_CAP):
             start, blockers = self._start_within_limits(queued, code)
+            self._keep_room(queued)
+        elif code == Code.BEHIND_OWN_TEAM:
+            start, blockers = self._start_behind_own_team(queued)
         elif code == Code.HOST_CLOSED:
             start = None
         else:
@@ -111,6 +125,7 @@ class Waiting:
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
+        self._keep_room(queued)
         if queued.reservation is not None or not self.may_hold or not self._allowed_kinds(queued):
             return
         kinds = self._allowed_kinds(queued)
@@ -123,7 +138,7 @@ class Waiting:
 
     def _obstacle(self, queued: Queued) -> Why:
         """The first thing that is in the way, found by leaving it out and trying again."""
-        limits = self._limits(queued)
+        limits = self._limits(queued) or self._behind_own_team(queued)
         if limits is not None:
             return limits
         key = self._obstacle_key(queued)
@@ -151,8 +166,48 @@ class Waiting:
         return [
             kind
             for kind in self.board.kinds_for(queued.ask)
-            if room_for(self.board, queued, kind).allowed and within_caps(self.board, queued, kind)
+            if self._may_have(queued, kind) and leaves_room(self.board, queued, kind)
         ]
+
+    def _may_have(self, queued: Queued, kind: int) -> bool:
+        return room_for(self.board, queued, kind).allowed and within_caps(self.board, queued, kind)
+
+    def _behind_own_team(self, queued: Queued) -> Why | None:
+        """The room within its team's limit is kept for work in front of it, on every kind that it may have."""
+        board = self.board
+        for kind in board.kinds_for(queued.ask):
+            if self._may_have(queued, kind):
+                if leaves_room(board, queued, kind):
+                    return None
+                model = board.kinds[kind].model
+                kept = board.ledger.kept_room[queued.team, model]
+                need = board.need_slots(queued.ask, kind)
+                return Code.BEHIND_OWN_TEAM, numbers(
+                    left=max(0, kept.left), model=model, need=need, start=kept.start, workload=kept.workload
+                )
+        return None
+
+    def _keep_room(self, queued: Queued) -> None:
+        """The first of a team that its limit keeps from borrowing gets the room kept, as units are set aside: work behind
+        it may use that room only if it is expected to be over by then. Else small work would keep the team at its limit."""
+        board = self.board
+        if queued.reservation is not None or any(self._may_have(queued, kind) for kind in board.kinds_for(queued.ask)):
+            return
+        for kind in board.kinds_for(queued.ask)[:1]:
+            room, model = room_for(board, queued, kind), board.kinds[kind].model
+            if room.allowed or room.firm or (queued.team, model) in board.ledger.kept_room:
+                continue
+            found = self._end_of_own_work(queued, kind, Code.OVER_QUOTA)
+            if found is not None:
+                board.ledger.kept_room[queued.team, model] = KeptRoom(queued.id, *found)
+
+    def _start_behind_own_team(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
+        """Not before the one in front starts; who that waits for is waited for by this one too."""
+        for kind in self.board.kinds_for(queued.ask):
+            kept = self.board.ledger.kept_room.get((queued.team, self.board.kinds[kind].model))
+            if kept is not None:
+                return max(kept.start, self.board.now + 1), kept.blockers
+        return None, ()
 
     def _limits(self, queued: Queued) -> Why | None:
         """Quota or user cap, when no kind it accepts is within both; with the numbers of its first choice."""
@@ -322,33 +377,38 @@ class Waiting:
 
     def _start_within_limits(self, queued: Queued, code: str) -> tuple[int | None, tuple[int, ...]]:
         """When enough of its own team's (or user's) work will have ended; None when no end of work would be enough."""
-        board = self.board
-        options: list[tuple[int, tuple[int, ...]]] = []
-        for kind in board.kinds_for(queued.ask):
-            model, need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
-            if code == Code.OVER_QUOTA:
-                room = room_for(self.board, queued, kind)
-                over = room.over
-                own = [
-                    i
-                    for i in self._of_team_by_end(queued.team)
-                    if board.running[i].reservation is None and not (room.firm and board.running[i].preemptible)
-                ]
-            else:
-                over = need - board.ledger.user_cap_left(queued.user)
-                own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
-            waited_for: list[int] = []
-            for i in own:
-                if over <= 0:
-                    break
-                counted = [u for u in board.units_of[i] if code != Code.OVER_QUOTA or board.model_of(u) == model]
-                if counted:
-                    over -= sum(int(board.slots[u]) for u in counted)
-                    waited_for.append(i)
-            if over <= 0 and waited_for:
-                end = self._end_and_id(waited_for[-1])[0]
-                options.append((end, tuple(sorted(board.running[i].id for i in waited_for))))
+        ends = [self._end_of_own_work(queued, kind, code) for kind in self.board.kinds_for(queued.ask)]
+        options = [(end, blockers) for end, blockers, _ in (found for found in ends if found is not None)]
         return min(options, default=(None, ()), key=lambda option: option[0] or 0)
+
+    def _end_of_own_work(self, queued: Queued, kind: int, code: str) -> tuple[int, tuple[int, ...], int] | None:
+        """When enough of its team's (or user's) work will have ended for units of one kind, which work, and the slots by
+        which it is then more than enough."""
+        board = self.board
+        model, need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
+        if code == Code.OVER_QUOTA:
+            room = room_for(self.board, queued, kind)
+            over = room.over
+            own = [
+                i
+                for i in self._of_team_by_end(queued.team)
+                if board.running[i].reservation is None and not (room.firm and board.running[i].preemptible)
+            ]
+        else:
+            over = need - board.ledger.user_cap_left(queued.user)
+            own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
+        waited_for: list[int] = []
+        for i in own:
+            if over <= 0:
+                break
+            counted = [u for u in board.units_of[i] if code != Code.OVER_QUOTA or board.model_of(u) == model]
+            if counted:
+                over -= sum(int(board.slots[u]) for u in counted)
+                waited_for.append(i)
+        if over > 0 or not waited_for:
+            return None
+        blockers = tuple(sorted(board.running[i].id for i in waited_for))
+        return self._end_and_id(waited_for[-1])[0], blockers, -over
 
     def _end_and_id(self, i: int) -> tuple[int, int]:
         end = expected_end(self.board.running[i], self.board.now)
