@@ -56,6 +56,11 @@ class Question:
     now: datetime
     currency: str
 
+    @cached_property
+    def reads(self) -> selectors.Reads:
+        """The rows that the charts of the filters as they are share."""
+        return selectors.Reads(self.filters)
+
     def of_names(self, dimension: str) -> selectors.Filters:
         """The filters for an answer with names in it: only what the viewer's teams did, where that matters."""
         if self.mine is None or dimension in NAMELESS:
@@ -64,11 +69,11 @@ class Question:
 
     @cached_property
     def waterfall(self) -> selectors.Waterfall:
-        return selectors.waterfall(self.filters)
+        return selectors.waterfall(self.filters, self.reads)
 
     @cached_property
     def saving(self) -> selectors.PoolingSaving:
-        return selectors.pooling_saving(self.filters)
+        return selectors.pooling_saving(self.filters, self.reads)
 
     @cached_property
     def all_waits(self) -> list[selectors.WaitRow]:
@@ -164,7 +169,7 @@ def _waterfall(question: Question) -> Chart:
 
 def _over_time(question: Question) -> Chart:
     dimension = "team"
-    series = selectors.use_over_time(question.filters, dimension=dimension)
+    series = selectors.use_over_time(question.filters, dimension=dimension, reads=question.reads)
     colours = {team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])}
     figure = {
         "data": [
@@ -203,7 +208,8 @@ def _over_time(question: Question) -> Chart:
 
 def _by(question: Question) -> Chart:
     dimension = question.dimension
-    table = selectors.use_by(dimension, question.of_names(dimension))
+    filters = question.of_names(dimension)
+    table = selectors.use_by(dimension, filters, question.reads if filters is question.filters else None)
     groups = table.groups
     shown = groups[:MOST_BARS]
     words = dict(DIMENSIONS)[dimension]
@@ -357,7 +363,7 @@ def _live(question: Question) -> Chart:
 
 
 def _rhythm(question: Question) -> Chart:
-    grid = selectors.rhythm(question.filters)
+    grid = selectors.rhythm(question.filters, question.reads)
     figure = {
         "data": [
             {

@@ -16,6 +16,7 @@ from telemetry.selectors.money import (
     forecast,
     price_now,
 )
+from telemetry.selectors.reads import Reads
 from telemetry.selectors.scope import DIMENSIONS, Filters, Freshness, freshness
 from telemetry.selectors.use import (
     GroupUse,
@@ -45,6 +46,7 @@ __all__ = [
     "GroupUse",
     "LiveUnit",
     "PoolingSaving",
+    "Reads",
     "Series",
     "Step",
     "UseTable",

@@ -29,15 +29,16 @@ DIMENSIONS: dict[str, tuple[str, str]] = {
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
 }
+# Every row has its unit, host, project and so on; joined from the left, PostgreSQL leaves out those that an answer does not ask of.
 HARDWARE_FROM = (
-    " JOIN scheduler_unit u ON u.id = {unit} JOIN scheduler_gpu g ON g.id = u.gpu_id"
-    " JOIN scheduler_host h ON h.id = g.host_id JOIN scheduler_pool pool ON pool.id = h.pool_id"
+    " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
+    " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = h.pool_id"
 )
 # Whatever model people are of, its table and the column of its names.
 _OWNER = get_user_model()._meta
 WORK_FROM = (
-    " JOIN scheduler_workload w ON w.id = a.workload_id JOIN scheduler_project p ON p.id = a.project_id"
-    f" JOIN scheduler_team t ON t.id = p.team_id JOIN {_OWNER.db_table} o ON o.id = w.owner_id"
+    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id LEFT JOIN scheduler_project p ON p.id = a.project_id"
+    f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {_OWNER.db_table} o ON o.id = w.owner_id"
 )
 
 

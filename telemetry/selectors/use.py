@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -17,38 +17,10 @@ from scheduler.models import Quota
 from telemetry.core.charging import PREEMPTED_CODES, SLOTS_PER_GPU
 from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
 from telemetry.models import Charge
-from telemetry.selectors.scope import (
-    DIMENSIONS,
-    HARDWARE_FROM,
-    HELD,
-    SLOT_HOUR,
-    WORK_FROM,
-    Filters,
-    gpu_hours,
-    resolution_for,
-)
+from telemetry.selectors.reads import MEASURES, Hold, Reads
+from telemetry.selectors.scope import DIMENSIONS, HELD, SLOT_HOUR, Filters, gpu_hours
 
 HOURS_PER_MONTH = Decimal(730)
-SLOTS = "(upper(u.slots) - lower(u.slots))"
-MEASURES = (
-    "held_seconds", "covered_seconds", "utilisation_seconds", "busy_seconds", "inefficient_seconds", "idle_seconds",
-    "empty_seconds", "sm_active_seconds", "tensor_active_seconds",
-)  # fmt: skip
-ROLLUPS = (
-    "SELECT {key}, {name}, " + ", ".join(f"sum(r.{measure} * {SLOTS})" for measure in MEASURES) + ", sum(r.energy_mj)"
-    " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
-    + HARDWARE_FROM.format(unit="r.unit_id")
-    + WORK_FROM
-    + " WHERE r.resolution = %s AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2"
-)
-HOLDS = (
-    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8, extract(epoch FROM upper(a.period))::float8, "
-    + SLOTS
-    + " FROM scheduler_allocation a"
-    + HARDWARE_FROM.format(unit="a.unit_id")
-    + WORK_FROM
-    + " WHERE a.period && tstzrange(%s, %s){where}"
-)
 
 
 @dataclass(frozen=True)
@@ -166,13 +138,14 @@ class WaitRow:
     preemptions: int
 
 
-def waterfall(filters: Filters) -> Waterfall:
+def waterfall(filters: Filters, reads: Reads | None = None) -> Waterfall:
     """Capacity -> what was out of service, free, reserved in vain, lost, held empty or idle or inefficiently -> productive.
 
-    With a filter on holders it begins with what they held or reserved.
+    With a filter on holders it begins with what they held or reserved. ``reads``, here and below: rows of the same filters that
+    other answers are made of too.
     """
     sums = _bucket_sums(filters)
-    use = _rollup_sums(filters, "model")
+    use = (reads or Reads(filters)).sums_by_model()
     parts: dict[str, list[float]] = defaultdict(list)
     costs: dict[str, list[Decimal]] = defaultdict(list)
     covered = held_measured = 0.0
@@ -260,28 +233,14 @@ def _charged_until(filters: Filters) -> datetime | None:
     return None if last is None else min(last, filters.end)
 
 
-def _rollup_sums(filters: Filters, dimension: str) -> dict[Any, dict[str, Any]]:
-    """Group key to slot-second sums of each measure, and the group's name."""
-    key, name = DIMENSIONS[dimension]
-    where, values = filters.sql()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            ROLLUPS.format(key=key, name=name, where=where),
-            [resolution_for(filters), filters.start, filters.end, *values],
-        )
-        return {
-            row[0]: {"name": row[1], **dict(zip((*MEASURES, "energy_mj"), row[2:], strict=True))}
-            for row in cursor.fetchall()
-        }
-
-
-def use_by(dimension: str, filters: Filters) -> UseTable:
+def use_by(dimension: str, filters: Filters, reads: Reads | None = None) -> UseTable:
     """Held, used, borrowed and lost GPU-hours by ``dimension`` (one of DIMENSIONS), guarantee beside them for teams."""
     _known(dimension)
-    held, names = _held_by(dimension, filters)
-    measured = _rollup_sums(filters, dimension)
+    reads = reads or Reads(filters)
+    held, names = _held_by(reads.holds(dimension))
+    measured = reads.sums(dimension)
     money, lost = _lines_by(dimension, filters)
-    borrowed, _ = _held_by(dimension, filters, only="AND a.borrowed")
+    borrowed, _ = _held_by(hold for hold in reads.holds(dimension) if hold.borrowed)
     guarantees = _guarantees(filters) if dimension == "team" else {}
     charges = dict(zip(money, round_parts(list(money.values())), strict=True))
     groups = []
@@ -319,28 +278,13 @@ def _known(dimension: str) -> None:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(DIMENSIONS)}")
 
 
-def _holds(dimension: str, filters: Filters, only: str = "") -> list[tuple[Any, str, float, float, int]]:
-    """(key, name, start, end, slots) of each hold, cut to the period, in seconds since the epoch."""
-    key, name = DIMENSIONS[dimension]
-    where, values = filters.sql()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            HOLDS.format(key=key, name=name, where=f"{where} {only}"), [filters.start, filters.end, *values]
-        )
-        low, high = filters.start.timestamp(), filters.end.timestamp()
-        return [
-            (group, label, max(start, low), high if end is None else min(end, high), slots)
-            for group, label, start, end, slots in cursor.fetchall()
-        ]
-
-
-def _held_by(dimension: str, filters: Filters, only: str = "") -> tuple[dict[Any, float], dict[Any, str]]:
+def _held_by(holds: Iterable[Hold]) -> tuple[dict[Any, float], dict[Any, str]]:
     """Held slot-seconds by group, and the groups' names."""
     sums: dict[Any, float] = defaultdict(float)
     names: dict[Any, str] = {}
-    for key, name, start, end, slots in _holds(dimension, filters, only):
-        sums[key] += (end - start) * slots
-        names[key] = name
+    for hold in holds:
+        sums[hold.group] += (hold.end - hold.start) * hold.slots
+        names[hold.group] = hold.name
     return dict(sums), names
 
 
@@ -386,7 +330,9 @@ def _guarantees(filters: Filters) -> dict[int, tuple[str, float]]:
     return found
 
 
-def use_over_time(filters: Filters, *, step: timedelta | None = None, dimension: str | None = None) -> list[Series]:
+def use_over_time(
+    filters: Filters, *, step: timedelta | None = None, dimension: str | None = None, reads: Reads | None = None
+) -> list[Series]:
     """Mean held and busy GPUs per ``step`` (a whole number of hours; a suitable one when None), by ``dimension`` or all in one."""
     step = step or _suitable_step(filters)
     hours = step / timedelta(hours=1)
@@ -394,30 +340,30 @@ def use_over_time(filters: Filters, *, step: timedelta | None = None, dimension:
         raise ValueError(f"step: {step} is not a whole number of hours")
     if dimension is not None:
         _known(dimension)
+    reads = reads or Reads(filters)
     edges = _edges(filters, step)
-    starts = edges[:-1]
-    holds: dict[Any, list[tuple[float, float, int]]] = defaultdict(list)
-    names: dict[Any, str] = {}
-    for key, name, start, end, slots in _holds(dimension or "pool", filters):
-        group = key if dimension else None
-        holds[group].append((start, end, slots))
-        names[group] = name if dimension else ""
-    busy = _busy_over_time(filters, edges, dimension)
-    length = step.total_seconds()
+    starts = [datetime.fromtimestamp(start, filters.start.tzinfo) for start in edges[:-1]]
+    busy = _busy_over_time(reads, edges, dimension)
+    length = SLOTS_PER_GPU * step.total_seconds()
     series = []
-    for group in sorted(holds, key=lambda key: (names[key], str(key))):
-        area = _area(holds[group], edges)
+    for group, name, held in _held_over_time(reads, edges, dimension):
         used = busy.get(group, {})
-        series.append(
-            Series(
-                key=group,
-                name=names[group],
-                starts=[datetime.fromtimestamp(start, filters.start.tzinfo) for start in starts],
-                held=[value / SLOTS_PER_GPU / length for value in area],
-                busy=[used[index] / SLOTS_PER_GPU / length if index in used else None for index in range(len(starts))],
-            )
-        )
+        known = [used[index] / length if index in used else None for index in range(len(starts))]
+        series.append(Series(key=group, name=name, starts=starts, held=held, busy=known))
     return series
+
+
+def _held_over_time(reads: Reads, edges: Sequence[float], dimension: str | None) -> list[tuple[Any, str, list[float]]]:
+    """(group, name, mean GPUs held between each two edges), by name; one group of all without a dimension."""
+    holds: dict[Any, list[Hold]] = defaultdict(list)
+    for hold in reads.holds(dimension or "pool"):
+        holds[hold.group if dimension else None].append(hold)
+    length = SLOTS_PER_GPU * (edges[1] - edges[0])
+    named = [(group, some[0].name if dimension else "", some) for group, some in holds.items()]
+    return [
+        (group, name, [value / length for value in _area(some, edges)])
+        for group, name, some in sorted(named, key=lambda each: (each[1], str(each[0])))
+    ]
 
 
 def _suitable_step(filters: Filters) -> timedelta:
@@ -436,11 +382,11 @@ def _edges(filters: Filters, step: timedelta) -> list[float]:
     return [number * length for number in range(first, last + 1)]
 
 
-def _area(holds: Sequence[tuple[float, float, int]], edges: Sequence[float]) -> list[float]:
+def _area(holds: Sequence[Hold], edges: Sequence[float]) -> list[float]:
     """Slot-seconds held between each two edges: the integral of a step function, in one pass over its sorted steps."""
-    starts = np.array([hold[0] for hold in holds])
-    ends = np.array([hold[1] for hold in holds])
-    slots = np.array([hold[2] for hold in holds], dtype=float)
+    starts = np.array([hold.start for hold in holds])
+    ends = np.array([hold.end for hold in holds])
+    slots = np.array([hold.slots for hold in holds], dtype=float)
     moments = np.concatenate([starts, ends])
     changes = np.concatenate([slots, -slots])
     order = np.argsort(moments, kind="stable")
@@ -450,34 +396,21 @@ def _area(holds: Sequence[tuple[float, float, int]], edges: Sequence[float]) -> 
     return [float(value) for value in np.diff(at_edges)]
 
 
-def _busy_over_time(
-    filters: Filters, edges: Sequence[float], dimension: str | None
-) -> dict[Any, dict[int, float]]:
+def _busy_over_time(reads: Reads, edges: Sequence[float], dimension: str | None) -> dict[Any, dict[int, float]]:
     """Group to step number to utilisation-weighted slot-seconds."""
-    key = DIMENSIONS[dimension][0] if dimension else "NULL::int"
-    length = edges[1] - edges[0]
-    where, values = filters.sql()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT {key}, floor((extract(epoch FROM r.bucket)::float8 - %s) / %s)::int, sum(r.utilisation_seconds * {SLOTS})"
-            " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
-            f"{HARDWARE_FROM.format(unit='r.unit_id')}{WORK_FROM}"
-            " WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s AND r.utilisation_seconds IS NOT NULL"
-            f"{where} GROUP BY 1, 2",
-            [edges[0], length, filters.start, filters.end, *values],
-        )
-        found: dict[Any, dict[int, float]] = defaultdict(dict)
-        for group, index, used in cursor.fetchall():
-            found[group][index] = float(used)
-        return found
+    first, length = edges[0], edges[1] - edges[0]
+    found: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for hour in reads.hours(dimension) if dimension else reads.hours_of_all():
+        if hour.used is not None:
+            found[hour.group if dimension else None][int((hour.start - first) // length)] += hour.used
+    return found
 
 
-def pooling_saving(filters: Filters) -> PoolingSaving:
+def pooling_saving(filters: Filters, reads: Reads | None = None) -> PoolingSaving:
     """What pooling saves: the sum of each team's own p95 of hourly held GPUs, minus the p95 of all of them together."""
-    step = timedelta(hours=1)
-    teams = use_over_time(filters, step=step, dimension="team")
-    by_team = [(each.key, each.name, _percentile(each.held, 95)) for each in teams]
-    together = [sum(values) for values in zip(*(each.held for each in teams), strict=True)]
+    teams = _held_over_time(reads or Reads(filters), _edges(filters, timedelta(hours=1)), "team")
+    by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
+    together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
     dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
     price = _mean_price(filters)
     saved = None if price is None else rounded(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
@@ -547,20 +480,16 @@ def waits(by: str, filters: Filters) -> list[WaitRow]:
         return [WaitRow(*row) for row in cursor.fetchall()]
 
 
-def rhythm(filters: Filters) -> list[list[float | None]]:
+def rhythm(filters: Filters, reads: Reads | None = None) -> list[list[float | None]]:
     """When GPUs work: mean utilisation of held GPUs by weekday (Monday first) and hour (UTC), 0 to 1; None is unknown."""
-    where, values = filters.sql()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT extract(isodow FROM r.bucket AT TIME ZONE 'UTC')::int, extract(hour FROM r.bucket AT TIME ZONE 'UTC')::int,"
-            f" sum(r.utilisation_seconds * {SLOTS}), sum(r.covered_seconds * {SLOTS})"
-            " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
-            f"{HARDWARE_FROM.format(unit='r.unit_id')}{WORK_FROM}"
-            f" WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2",
-            [filters.start, filters.end, *values],
-        )
-        cells: list[list[float | None]] = [[None] * 24 for _ in range(7)]
-        for day, hour, used, covered in cursor.fetchall():
-            if used is not None and covered:
-                cells[day - 1][hour] = min(1.0, float(used) / float(covered))
-        return cells
+    used: dict[tuple[int, int], float] = defaultdict(float)
+    covered: dict[tuple[int, int], float] = defaultdict(float)
+    for hour in (reads or Reads(filters)).hours_of_all():
+        if hour.used is not None and hour.covered:
+            at = datetime.fromtimestamp(hour.start, UTC)
+            used[at.weekday(), at.hour] += hour.used
+            covered[at.weekday(), at.hour] += hour.covered
+    cells: list[list[float | None]] = [[None] * 24 for _ in range(7)]
+    for (day, of_day), seconds in covered.items():
+        cells[day][of_day] = min(1.0, used[day, of_day] / seconds)
+    return cells
