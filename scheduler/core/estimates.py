@@ -7,8 +7,9 @@ long they had been told. It is never a guarantee.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UPPER, LOWER = 85, 15  # percentiles of actual / expected wait
@@ -41,6 +42,66 @@ def range_of(now: int, expected_start: int, past_errors: Sequence[float]) -> Sta
     wait = max(SHORTEST, expected_start - now)
     earliest = now + int(wait * min(1.0, lower))
     return StartRange(min(earliest, expected_start), expected_start, max(expected_start, now + int(wait * upper) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What somebody was told when it began to wait, in seconds from then, and what came of it. ``latest_wait`` is the upper
+    end of the range, None where none was given. ``waited`` is until it started, or left the queue, or until now."""
+
+    expected_wait: int
+    latest_wait: int | None
+    waited: int
+    started: bool
+
+    @property
+    def is_known(self) -> bool:
+        """Does it say how wrong the forecast was? Who left before its time, or still waits in time, proves nothing."""
+        return self.started or self.waited > self.expected_wait
+
+    @property
+    def was_in_time(self) -> bool | None:
+        """Did it start by the upper end? None where there was none, or where it is open."""
+        if self.latest_wait is None:
+            return None
+        if self.waited > self.latest_wait:
+            return False
+        return True if self.started else None
+
+
+@dataclass(frozen=True, slots=True)
+class PastStarts:
+    """How good the expected starts of one pool were: ``errors`` are ratios as ``range_of`` takes them; ``in_time`` of
+    ``ranged`` started by the upper end they were told; ``median_error`` is in seconds, over ``counted`` that started."""
+
+    errors: tuple[float, ...] = ()
+    counted: int = 0
+    median_error: int | None = None
+    ranged: int = 0
+    in_time: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Are there enough to tell ranges from?"""
+        return len(self.errors) >= LEAST_RECORDS
+
+    def range(self, now: int, expected_start: int) -> StartRange | None:
+        """The range of a start; None while there are too few records to tell one from."""
+        return range_of(now, expected_start, self.errors) if self.is_enough else None
+
+
+def past_starts(told: Iterable[Told]) -> PastStarts:
+    """The record of what one pool's workloads were told, in any order."""
+    known = [one for one in told if one.is_known]
+    off = [abs(one.waited - one.expected_wait) for one in known if one.started]
+    ranged = [one.was_in_time for one in known if one.was_in_time is not None]
+    return PastStarts(
+        errors=tuple(sorted(ratio_of(one.expected_wait, one.waited) for one in known)),
+        counted=len(off),
+        median_error=round(statistics.median(off)) if off else None,
+        ranged=len(ranged),
+        in_time=sum(ranged),
+    )
 
 
 def _percentile(ranked: Sequence[float], percent: int) -> float:

@@ -4,21 +4,28 @@ what a drain would touch. Every answer is ``plan()`` on an overlay of the snapsh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from scheduler.core.board import Board
 from scheduler.core.model import (
     Ask,
     Placement,
+    Pool,
     PoolKind,
+    Priority,
     Queued,
     Refusal,
     Running,
     Snapshot,
 )
-from scheduler.core.planner import plan
+from scheduler.core.ordering import Part, Turn, what_decides
+from scheduler.core.planner import plan, plan_pool
+from scheduler.core.poolfacts import PoolFacts
 from scheduler.core.timeline import Promises
 
 MOST_ALTERNATIVES = 5
+MOST_TRIED, LEAST_TRIED = 24, 3  # ways to ask that are planned for
+WORK = 24_000  # workloads looked at in all of them
 
 
 def preview(snapshot: Snapshot, queued: Queued, now: int) -> Placement | Refusal:
@@ -33,6 +40,20 @@ def _answer(snapshot: Snapshot, workload: int, now: int) -> Placement | Refusal:
     return next(answer for answer in answers if answer.workload == workload)
 
 
+class Changed(StrEnum):
+    """What an alternative asks for otherwise."""
+
+    MODEL = "model"
+    UNITS = "units"
+    HOSTS = "hosts"
+    RUNTIME = "runtime"
+    PREEMPTIBLE = "preemptible"
+    PRIORITY = "priority"
+
+
+ONE_IS_ENOUGH = ((Changed.RUNTIME,), (Changed.PRIORITY,))  # the least change that does as well
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """Another way to ask for nearly the same, found by ``plan()``: it would start now, or at ``expected_start``."""
@@ -40,51 +61,186 @@ class Alternative:
     ask: Ask
     starts_now: bool
     expected_start: int | None
+    changed: tuple[Changed, ...] = ()
+    max_runtime_seconds: int = 0
+    preemptible: bool = False
+    priority: Priority = Priority.NORMAL
 
 
-def sooner(snapshot: Snapshot, workload: int, now: int) -> list[Alternative]:
-    """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs, fewer hosts.
+class WhatIf:
+    """One pool at one moment, asked again and again with one waiting workload that is different each time."""
+
+    def __init__(self, snapshot: Snapshot, pool: Pool, now: int) -> None:
+        self.facts, self.now = PoolFacts(snapshot, pool), now
+
+    def answer(self, queued: Queued) -> Placement | Refusal:
+        """What the plan would say to a workload in the place of the one with its id."""
+        self.facts.change_queued((), (queued,))
+        board = plan_pool(self.facts, self.now, explain=True)
+        answers: list[Placement | Refusal] = [*board.placements, *board.refusals]
+        return next(answer for answer in answers if answer.workload == queued.id)
+
+
+def sooner(snapshot: Snapshot, workload: int, now: int, highest_priority: Priority = Priority.LOW) -> list[Alternative]:
+    """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, to be
+    preemptible, a priority up to ``highest_priority``.
 
     Those that start now come first, then by expected start; within these the least different ask first. Empty when the
-    workload is unknown or nothing would help.
+    workload is unknown or nothing would help. The work is bounded: in a pool with very much in it fewer ways are tried.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
-    if queued is None:
+    return [] if queued is None else sooner_than(snapshot, queued, now, highest_priority)
+
+
+def sooner_than(snapshot: Snapshot, queued: Queued, now: int, highest_priority: Priority) -> list[Alternative]:
+    """The same for a workload that need not wait yet."""
+    pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
+    if pool is None or queued.gate or queued.reservation is not None:
         return []
-    answer = _answer(snapshot, workload, now)
+    what_if = WhatIf(snapshot, pool, now)
+    answer = what_if.answer(queued)
     if isinstance(answer, Placement):
         return []
     found: list[tuple[int, int, Alternative]] = []
-    for rank, ask in enumerate(_other_asks(snapshot, queued)):
-        other = preview(snapshot, replace(queued, ask=ask), now)
-        if isinstance(other, Placement):
-            found.append((now, rank, Alternative(ask, True, now)))
-        elif other.expected_start is not None and (
-            answer.expected_start is None or other.expected_start < answer.expected_start
-        ):
-            found.append((other.expected_start, rank, Alternative(ask, False, other.expected_start)))
+    tried = max(LEAST_TRIED, min(MOST_TRIED, WORK // (1 + len(snapshot.queued) + len(snapshot.running))))
+    for rank, (other, changed) in enumerate(_other_ways(snapshot, queued, highest_priority)[:tried]):
+        said = what_if.answer(other)
+        start = now if isinstance(said, Placement) else said.expected_start
+        if start is None or (answer.expected_start is not None and start >= answer.expected_start):
+            continue
+        if changed in ONE_IS_ENOUGH and any(way.changed == changed and at <= start for at, _, way in found):
+            continue
+        alternative = Alternative(
+            other.ask,
+            isinstance(said, Placement),
+            start,
+            changed,
+            other.max_runtime_seconds,
+            other.preemptible,
+            other.priority,
+        )
+        found.append((start, rank, alternative))
     found.sort(key=lambda item: item[:2])
     return [alternative for _, _, alternative in found[:MOST_ALTERNATIVES]]
 
 
-def _other_asks(snapshot: Snapshot, queued: Queued) -> list[Ask]:
-    """Asks like this one: each other model, then half the GPUs again and again, then fewer hosts."""
+def _other_ways(
+    snapshot: Snapshot, queued: Queued, highest_priority: Priority
+) -> list[tuple[Queued, tuple[Changed, ...]]]:
+    """Workloads like this one, the least different first: one thing changed, then model and size together."""
     ask = queued.ask
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
     models = sorted({unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == ask.profile})
-    smaller: list[Ask] = []
-    units = ask.units // 2
-    while units >= 1:
-        smaller.append(replace(ask, units=units))
-        units //= 2
-    count = ask.hosts // 2
-    while count >= 1:
-        smaller.append(replace(ask, hosts=count))
-        count //= 2
     wanted = set(ask.models) or set(models)
-    others = [replace(ask, models=(model,)) for model in models if model not in wanted]
-    both = [replace(less, models=(model,)) for less in smaller for model in models if model not in wanted]
-    return [*others, *smaller, *both]
+    others = [(model,) for model in models if model not in wanted]
+    units = [replace(ask, units=count) for count in _halves(ask.units)]
+    fewer = [replace(ask, hosts=count) for count in _halves(ask.hosts)]
+    ways: list[tuple[Queued, tuple[Changed, ...]]] = []
+    ways += [(replace(queued, ask=replace(ask, models=model)), (Changed.MODEL,)) for model in others]
+    ways += [(replace(queued, ask=less), (Changed.UNITS,)) for less in units]
+    ways += [(replace(queued, ask=less), (Changed.HOSTS,)) for less in fewer]
+    ways += [(_shorter(queued, seconds), (Changed.RUNTIME,)) for seconds in _runtimes(queued)]
+    if not queued.preemptible:
+        ways.append((replace(queued, preemptible=True, may_borrow=True), (Changed.PREEMPTIBLE,)))
+    higher = [p for p in Priority if queued.priority < p <= highest_priority]
+    ways += [(replace(queued, priority=priority), (Changed.PRIORITY,)) for priority in higher]
+    for less, size in [*((a, Changed.UNITS) for a in units), *((a, Changed.HOSTS) for a in fewer)]:
+        ways += [(replace(queued, ask=replace(less, models=model)), (size, Changed.MODEL)) for model in others]
+    return ways
+
+
+def _halves(count: int) -> list[int]:
+    """Half of it, again and again, down to 1."""
+    found = []
+    while count > 1:
+        count //= 2
+        found.append(count)
+    return found
+
+
+def _runtimes(queued: Queued) -> list[int]:
+    """Shorter limits in whole hours that still leave it the time it is expected to need: a half and a quarter."""
+    halves = (queued.max_runtime_seconds // part // 3600 * 3600 for part in (2, 4))
+    return [seconds for seconds in halves if seconds >= max(3600, queued.predicted_seconds)]
+
+
+def _shorter(queued: Queued, seconds: int) -> Queued:
+    return replace(queued, max_runtime_seconds=seconds, predicted_seconds=min(queued.predicted_seconds, seconds))
+
+
+# -- why them, not me ------------------------------------------------------------------------------------------------
+
+
+class Basis(StrEnum):
+    """On what the comparison of two workloads rests."""
+
+    THERE_FIRST = "there_first"  # it held its units before the other was asked for
+    ORDER = "order"  # its turn comes first
+    FIT = "fit"  # its turn comes later, but it could use what the other could not
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Why another workload goes, or went, before a waiting one. ``part`` and the turns are those of the cycle that would be
+    run at this moment, the other one waiting again where it runs; None where a gate keeps one of them out of the line.
+    ``without``: what the plan would say to the waiting one if the other was not there at all."""
+
+    basis: Basis
+    part: Part | None
+    mine: Turn | None
+    theirs: Turn | None
+    without: Placement | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One pool's line as it would be gone through now."""
+
+    turns: dict[int, Turn]
+
+    def before(self, workload: int) -> list[tuple[Turn, Part]]:
+        """Those whose turn comes before that of a waiting workload, and what decides; in order. Empty if it is not in line."""
+        mine = self.turns.get(workload)
+        if mine is None:
+            return []
+        return [(turn, what_decides(turn, mine)) for turn in self.turns.values() if turn.at < mine.at]
+
+
+def turns_of(snapshot: Snapshot, pool: int, now: int) -> Turns:
+    """The line of a pool, as ``plan()`` goes through it."""
+    turns: dict[int, Turn] = {}
+    for one in snapshot.pools:
+        if one.id == pool:
+            plan_pool(PoolFacts(snapshot, one), now, explain=True, turns=turns)
+    return Turns(turns)
+
+
+def compare(snapshot: Snapshot, mine: int, other: int, now: int, other_submitted: int) -> Comparison | None:
+    """Why ``other``, which waits or runs in the same pool, and not ``mine``, which waits. ``other_submitted`` is when that
+    was asked for (s). None when either is not there."""
+    queued = next((q for q in snapshot.queued if q.id == mine), None)
+    waits = next((q for q in snapshot.queued if q.id == other), None)
+    runs = next((r for r in snapshot.running if r.id == other), None)
+    if queued is None or (waits is None and runs is None):
+        return None
+    gone = replace(
+        snapshot,
+        queued=tuple(q for q in snapshot.queued if q.id != other),
+        running=tuple(r for r in snapshot.running if r.id != other),
+    )
+    if runs is not None:
+        again = replace(as_queued(snapshot, runs, now), submitted=other_submitted)
+        turns = turns_of(replace(gone, queued=(*gone.queued, again)), queued.pool, now).turns
+    else:
+        turns = turns_of(snapshot, queued.pool, now).turns
+    my_turn, its_turn = turns.get(mine), turns.get(other)
+    comes_first = my_turn is not None and its_turn is not None and its_turn.at < my_turn.at
+    part = what_decides(its_turn, my_turn) if comes_first and its_turn and my_turn else None
+    if runs is not None and runs.started <= queued.submitted:
+        basis = Basis.THERE_FIRST
+    else:
+        basis = Basis.ORDER if comes_first else Basis.FIT
+    return Comparison(basis, part, my_turn, its_turn, _answer(gone, mine, now))
 
 
 @dataclass(frozen=True, slots=True)

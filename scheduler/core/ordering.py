@@ -14,7 +14,8 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from enum import Enum
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from scheduler.core.ground import Ground
@@ -268,6 +269,67 @@ class Hopeless:
         return any(expected >= shorter and longest >= limit for shorter, limit in known)
 
 
+class Part(StrEnum):
+    """What puts one workload before another, the first part of the order that differs."""
+
+    RESERVATION = "reservation"  # it runs inside a reservation
+    ROOM_IS_MADE = "room_is_made"  # others are already making room for it
+    WITHIN_GUARANTEE = "within_guarantee"  # wholly; the other is not
+    BELOW_GUARANTEE = "below_guarantee"  # its team holds less than its guarantee; the other would only borrow
+    FAIR_SHARE = "fair_share"  # both borrow; its team used less by its weight
+    OWN_TEAM = "own_team"  # the other stood behind work of its own team until then
+    PRIORITY = "priority"  # of one team
+    AGED = "aged"  # it waited too long by the rule, the other did not
+    SUBMITTED = "submitted"  # both waited too long: by the time they were submitted
+    PLACE = "place"  # submit time and expected run time
+    NUMBER = "number"  # equal in all else: the lower number
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a workload's turn in one cycle was decided by. ``at`` counts the turns; ``share`` (decayed use by weight, with
+    what this cycle gave out) and the place in line are as they were then."""
+
+    at: int
+    queued: Queued
+    key: TeamKey
+    aged: bool
+
+    @property
+    def lane(self) -> int:
+        """0 inside a reservation, 1 with room being made, 2 everybody else."""
+        return self.key[0] // 3
+
+    @property
+    def claim(self) -> int:
+        """0 within the guarantee, 1 of a team below its guarantee, 2 borrowing; 0 outside lane 2."""
+        return self.key[0] % 3
+
+    @property
+    def share(self) -> float:
+        """Of its team, in slot-seconds by weight; 0 where that does not count."""
+        return self.key[1]
+
+
+def what_decides(first: Turn, second: Turn) -> Part:
+    """Why ``first`` had its turn before ``second`` in the same cycle (``first.at < second.at``)."""
+    if (first.lane, first.queued.team) == (second.lane, second.queued.team):
+        if first.queued.priority != second.queued.priority:
+            return Part.PRIORITY
+    elif first.key > second.key:
+        return Part.OWN_TEAM  # its key says otherwise, but it was not yet at the head of its team's line
+    elif first.key[0] != second.key[0]:
+        lanes = {0: Part.RESERVATION, 1: Part.ROOM_IS_MADE}
+        return lanes.get(first.lane) or (Part.BELOW_GUARANTEE if first.claim else Part.WITHIN_GUARANTEE)
+    elif first.share != second.share:
+        return Part.FAIR_SHARE
+    if first.aged != second.aged:
+        return Part.AGED
+    if first.key[3] != second.key[3]:
+        return Part.SUBMITTED if first.aged else Part.PLACE
+    return Part.NUMBER
+
+
 class Line:
     """The queue of one pool, handed out one by one; a team's turn depends on what it was given so far."""
 
@@ -276,6 +338,7 @@ class Line:
         self.board, self.shares, self.weights = board, dict(board.facts.shares), board.facts.weights
         self.hopeless = Hopeless(board)
         self.group: Group | None = None  # that of whose turn it is
+        self.turns: dict[int, Turn] | None = None  # by workload; kept only for who wants to be told why
         self._claims: dict[tuple[int, int], tuple[int, int]] = {}
         by_team: dict[tuple[int, int], list[Group]] = defaultdict(list)
         for group in groups:
@@ -300,7 +363,9 @@ class Line:
         for lane_team in sorted(self.lines):
             self._push(heap, lane_team)
         while heap:
-            _, lane_team, queued, self.group = heapq.heappop(heap)
+            key, lane_team, queued, self.group = heapq.heappop(heap)
+            if self.turns is not None:
+                self.turns[queued.id] = Turn(len(self.turns), queued, key, not key[2])
             yield queued
             self._push(heap, lane_team)
 

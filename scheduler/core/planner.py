@@ -11,7 +11,7 @@ from scheduler.core.decide import Cycle
 from scheduler.core.gates import turn_away
 from scheduler.core.holding import keep_reservations
 from scheduler.core.model import Plan, Queued, Refusal, Snapshot
-from scheduler.core.ordering import Line
+from scheduler.core.ordering import Line, Turn
 from scheduler.core.poolfacts import PoolFacts
 from scheduler.core.reasons import Code
 from scheduler.core.waiting import Waiting
@@ -42,11 +42,12 @@ def plan_pools(epoch: int, pools: list[PoolFacts], homeless: list[Queued], now: 
     )
 
 
-def plan_pool(facts: PoolFacts, now: int, explain: bool) -> Board:
-    """One pool's part of the plan, on its board."""
+def plan_pool(facts: PoolFacts, now: int, explain: bool, turns: dict[int, Turn] | None = None) -> Board:
+    """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by."""
     board = Board(facts, facts.pool, now)
     promises = keep_reservations(board)
     line = Line(board, *turn_away(board, explain))
+    line.turns = turns
     waiting = Waiting(board, promises, explain)
     cycle = Cycle(board, waiting)
     for queued in line:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from scheduler.core.estimates import LEAST_RECORDS, LOOKED_AT, Record, StartRange, range_of, ratio_of
+from scheduler.core.estimates import (
+    LEAST_RECORDS,
+    LOOKED_AT,
+    PastStarts,
+    Record,
+    StartRange,
+    Told,
+    past_starts,
+    range_of,
+    ratio_of,
+)
 
 HOUR = 3600
 
@@ -49,3 +59,26 @@ def test_the_record_forgets_the_oldest() -> None:
         record.told(workload, 0, 100)
         record.started(workload, 100 if workload >= 10 else 1000)
     assert record.errors(100) == [1.0] * LOOKED_AT
+
+
+def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
+    kept = past_starts(
+        [
+            Told(600, 1200, 900, started=True),  # 5 min late, in its range
+            Told(600, 1200, 3000, started=True),  # 40 min late, later than its range
+            Told(600, None, 600, started=True),  # told without a range
+            Told(600, 1200, 700, started=False),  # left, or waits: over its time, its range is open
+            Told(600, 1200, 5000, started=False),  # out of its range whatever comes
+            Told(600, 1200, 100, started=False),  # left before its time: proves nothing
+        ]
+    )
+    assert (kept.counted, kept.median_error) == (3, 300)
+    assert (kept.ranged, kept.in_time) == (3, 1)
+    assert len(kept.errors) == 5
+
+
+def test_too_few_records_give_no_range() -> None:
+    few = past_starts([Told(600, None, 600, started=True)] * (LEAST_RECORDS - 1))
+    assert few.range(0, HOUR) is None and PastStarts().range(0, HOUR) is None
+    enough = past_starts([Told(600, None, 1200, started=True)] * LEAST_RECORDS)
+    assert enough.range(0, HOUR) == StartRange(HOUR, HOUR, 2 * HOUR + 1)

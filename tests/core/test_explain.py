@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.explain import drain_effect, fairness_table, preview, sooner
+import pytest
+
+from scheduler.core import explain
+from scheduler.core.explain import Basis, Changed, compare, drain_effect, fairness_table, preview, sooner, turns_of
 from scheduler.core.model import (
     SLOTS_PER_GPU,
     Ask,
@@ -14,6 +17,7 @@ from scheduler.core.model import (
     Policy,
     Pool,
     PoolKind,
+    Priority,
     Queued,
     Quota,
     Refusal,
@@ -24,6 +28,7 @@ from scheduler.core.model import (
     Unit,
 )
 from scheduler.core.model import Host as HostRow
+from scheduler.core.ordering import Part
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 
@@ -78,6 +83,94 @@ def test_alternatives_that_start_later_come_with_their_start() -> None:
     snapshot = two_models(queued=(waits(1, Ask(4, models=("H100",))),), quotas=(Quota(1, 1, "H100", 8 * GPU),))
     found = sooner(replace(snapshot, running=(*snapshot.running, short)), 1, NOW)
     assert [(a.ask.units, a.expected_start) for a in found] == [(2, NOW + 3 * HOUR), (1, NOW + 3 * HOUR)]
+
+
+def test_less_time_before_a_reservation_and_a_higher_priority_are_tried_too() -> None:
+    """All of it is reserved in three hours: what is over by then starts now."""
+    reserved = Reservation(
+        8, 2, 1, 1, Ask(8, models=("H100",)), NOW + 3 * HOUR, NOW + 9 * HOUR, may_exceed_guarantee=True
+    )
+    long = replace(waits(1, Ask(2, models=("H100",))), max_runtime_seconds=4 * HOUR, predicted_seconds=HOUR)
+    snapshot = two_models(queued=(long,), reservations=(reserved,), running=())
+    found = {way.changed: way for way in sooner(snapshot, 1, NOW)}
+    assert found[Changed.RUNTIME,].max_runtime_seconds == 2 * HOUR and found[Changed.RUNTIME,].starts_now
+    low = Running(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + 9 * HOUR, preemptible=True)
+    snapshot = two_models(queued=(replace(waits(1, Ask(2, models=("H100",)))),), quotas=(Quota(1, 1, "H100", 8 * GPU),))
+    snapshot = replace(snapshot, running=(*snapshot.running, low))
+    assert [way.priority for way in sooner(snapshot, 1, NOW, Priority.HIGH) if Changed.PRIORITY in way.changed] == [2]
+    assert not [
+        way for way in sooner(snapshot, 1, NOW) if Changed.PRIORITY in way.changed
+    ]  # not one that is not allowed
+
+
+def test_in_a_very_full_pool_fewer_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = two_models(queued=(waits(1, Ask(4, models=("H100",))),))
+    few = len(sooner(snapshot, 1, NOW))
+    monkeypatch.setattr(explain, "WORK", 1)
+    monkeypatch.setattr(explain, "LEAST_TRIED", 1)
+    assert [way.ask for way in sooner(snapshot, 1, NOW)] == [Ask(4, models=("A100",))] and few > 1
+
+
+def deciding(mine: Queued, theirs: Queued, **rows: Any) -> Part:
+    """What puts ``theirs`` before ``mine``."""
+    before = turns_of(two_models(queued=(mine, theirs), **rows), 1, NOW).before(mine.id)
+    return {turn.queued.id: part for turn, part in before}[theirs.id]
+
+
+def test_the_part_of_the_order_that_decides_is_named() -> None:
+    ask, many = Ask(1, models=("H100",)), Ask(8, models=("H100",))
+    quotas = (Quota(1, 1, "H100", 7 * GPU), Quota(2, 1, "H100", 0))
+    assert deciding(waits(1, ask, team=2), waits(2, ask), quotas=quotas) is Part.WITHIN_GUARANTEE
+    assert deciding(waits(1, ask, team=2), waits(2, many), quotas=quotas) is Part.BELOW_GUARANTEE
+    none = (Quota(1, 1, "H100", 0), Quota(2, 1, "H100", 0))
+    used = (DecayedUse(1, 1, 300.0), DecayedUse(2, 1, 900.0))
+    assert deciding(waits(1, ask, team=2), waits(2, ask), quotas=none, decayed_use=used) is Part.FAIR_SHARE
+    assert deciding(waits(1, ask), waits(2, ask, priority=Priority.HIGH)) is Part.PRIORITY
+    old = replace(waits(2, ask), submitted=NOW - 30 * HOUR)
+    assert deciding(waits(1, ask), old) is Part.AGED
+    short = replace(waits(2, ask), predicted_seconds=60)
+    assert deciding(waits(1, ask), short) is Part.PLACE
+    assert deciding(waits(2, ask), waits(1, ask)) is Part.NUMBER
+    inside = Reservation(8, 2, 1, 1, ask, NOW - HOUR, NOW + 9 * HOUR, units=(16,))
+    booked = waits(2, ask, team=2, reservation=8)
+    assert deciding(waits(1, ask), booked, reservations=(inside,)) is Part.RESERVATION
+
+
+def test_who_stood_behind_its_own_team_is_told_so() -> None:
+    """Its place is the better one, but its team's turn went to a team mate of higher priority with a worse one."""
+    ask = Ask(1, models=("H100",))
+    none = (Quota(1, 1, "H100", 0), Quota(2, 1, "H100", 0))
+    mate = replace(waits(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)
+    mine = replace(waits(1, ask, team=2), submitted=NOW - 3 * HOUR)
+    before = turns_of(two_models(queued=(mine, waits(2, ask), mate), quotas=none, running=()), 1, NOW).before(1)
+    assert [(turn.queued.id, part) for turn, part in before] == [(2, Part.OWN_TEAM), (3, Part.PRIORITY)]
+
+
+def test_what_runs_is_compared_as_if_it_waited_again() -> None:
+    mine = replace(waits(1, Ask(4, models=("H100",)), team=2), submitted=NOW - 2 * HOUR)
+    quotas = (Quota(1, 1, "H100", 8 * GPU), Quota(2, 1, "H100", 0))
+    said = compare(two_models(queued=(mine,), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
+    assert said is not None and (said.basis, said.part) == (Basis.ORDER, Part.WITHIN_GUARANTEE)
+    early = compare(two_models(queued=(replace(mine, submitted=NOW),), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
+    assert early is not None and early.basis is Basis.THERE_FIRST
+    assert compare(two_models(), 1, 50, NOW, NOW) is None  # it does not wait
+    assert compare(two_models(queued=(mine,)), 1, 77, NOW, NOW) is None
+
+
+def test_without_the_other_it_would_start_or_still_not() -> None:
+    quotas = (Quota(1, 1, "H100", 8 * GPU),)
+    fits = waits(1, Ask(8, models=("H100",)))
+    said = compare(two_models(queued=(fits,), quotas=quotas), 1, 50, NOW, NOW)
+    assert said is not None and isinstance(said.without, Placement)
+    never = waits(1, Ask(9, models=("H100",)))
+    said = compare(two_models(queued=(never,), quotas=quotas), 1, 50, NOW, NOW)
+    assert said is not None and isinstance(said.without, Refusal) and said.without.code == Code.TOO_BIG_FOR_ANY_HOST
+
+
+def test_a_smaller_one_may_go_first_because_it_fits() -> None:
+    big, small = waits(1, Ask(8, models=("H100",))), waits(2, Ask(1, models=("H100",)), priority=Priority.LOW)
+    said = compare(two_models(queued=(big, small), quotas=(Quota(1, 1, "H100", 8 * GPU),)), 1, 2, NOW, NOW)
+    assert said is not None and (said.basis, said.part) == (Basis.FIT, None)
 
 
 def test_the_fairness_table_adds_up() -> None:
