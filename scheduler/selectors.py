@@ -8,7 +8,7 @@ from datetime import datetime
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from scheduler import snapshot
+from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
 from scheduler.states import AdminState, LeaseState, RepairState
@@ -50,7 +50,7 @@ class Occupancy:
 
 def occupancy(pool: Pool, now: datetime) -> list[Occupancy]:
     """What a pool's GPUs do at this moment, by model. Held comes before bound, bound before closed: each slot counts once."""
-    taken = snapshot.take([pool.pk], now)
+    taken = one_answer.take([pool.pk], now)
     held = {unit for running in taken.running for unit in running.units}
     bound = {unit for reservation in taken.reservations for unit in reservation.units}
     open_hosts = {host.id for host in taken.hosts if host.accepts}
@@ -109,23 +109,23 @@ def quota_effect(taken: model.Snapshot, *, team: int, pool: int) -> list[QuotaUs
 
 def fairness(pool: Pool, now: datetime) -> list[explain.FairnessRow]:
     """Why does that team get more? One row per team of a pool."""
-    return explain.fairness_table(snapshot.take([pool.pk], now), pool.pk, snapshot.seconds(now))
+    return explain.fairness_table(one_answer.take([pool.pk], now), pool.pk, snapshot.seconds(now))
 
 
 def sooner(workload: Workload, now: datetime) -> list[explain.Alternative]:
     """What a waiting workload could ask for instead to start sooner; empty when nothing would help."""
-    return explain.sooner(snapshot.take([workload.pool_id], now), workload.pk, snapshot.seconds(now))
+    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now))
 
 
 def drain_effect(host: Host, now: datetime) -> explain.DrainEffect:
     """Whom draining a host would move, and where to."""
-    return explain.drain_effect(snapshot.take([host.pool_id], now), host.pk, snapshot.seconds(now))
+    return explain.drain_effect(one_answer.take([host.pool_id], now), host.pk, snapshot.seconds(now))
 
 
 def promisable_units(
     pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
 ) -> list[tuple[int, int]]:
     """For the calendar: (seconds since the epoch, units that could still be promised for all of that step)."""
-    taken = snapshot.take([pool.pk], now)
+    taken = one_answer.take([pool.pk], now)
     window = (snapshot.seconds(start), snapshot.seconds(end), step_seconds, snapshot.seconds(now))
     return timeline.free_units(taken, pool.pk, model, profile, *window)

@@ -18,6 +18,7 @@ from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
+from scheduler.one_answer import one_answer
 
 MOST_GPUS = 1_000_000
 CHANGEABLE = {
@@ -113,7 +114,11 @@ def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | N
     would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window). The same for a recurring
     one and for another window, without ``evicted``.
     """
-    payload = {**submission.payload, **(changes or {})}
+    with one_answer():
+        return _effect(submission, {**submission.payload, **(changes or {})}, now)
+
+
+def _effect(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     if submission.kind == Submission.Kind.QUOTA_CHANGE:
         return _effect_on_guarantees(submission, payload)
     if submission.kind == Submission.Kind.RESERVATION:

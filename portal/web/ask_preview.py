@@ -21,6 +21,7 @@ from portal.web.home_cards import count_of
 from scheduler import selectors as engine
 from scheduler.core.model import WHOLE
 from scheduler.models import Pool
+from scheduler.one_answer import one_answer
 from telemetry import selectors as telemetry
 from telemetry.months import month_of
 
@@ -32,6 +33,11 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     """Context of work/ask_preview.html. A form that is not filled in yet, or is refused, previews what it can."""
+    with one_answer():
+        return _of(form, user, now)
+
+
+def _of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     context: dict[str, Any] = {"now": now, "kind": form.kind_chosen, "blocks": [], "warnings": [], "windows": []}
     if not form.is_valid():
         return context | _refused(form, user, now, _problems(form), set(form.errors))

@@ -93,6 +93,13 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     user = getattr(request, "user", None)
     if not isinstance(user, User):
         return {}
+    # A page that has a live part is rendered in two goes (portal/web/live.py): its frame is read once.
+    if not hasattr(request, "_frame"):
+        request._frame = _frame(request, user)  # type: ignore[attr-defined]
+    return request._frame  # type: ignore[attr-defined, no-any-return]
+
+
+def _frame(request: HttpRequest, user: User) -> dict[str, Any]:
     organisation = organisation_of(request)
     memberships = list(Membership.objects.filter(user=user).select_related("team").order_by("team__name"))
     return {

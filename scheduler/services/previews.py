@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 
-from scheduler import selectors, snapshot
+from scheduler import one_answer, selectors, snapshot
 from scheduler.core import explain, model
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
@@ -23,7 +23,7 @@ def preview_workload(
     ``borrowed_slots``, ``quota_effect`` (see ``selectors.quota_effect``). ``columns`` are those of ``queue_workload``;
     what the plan does not ask for is ignored.
     """
-    taken = snapshot.take([pool.pk], now)
+    taken = one_answer.take([pool.pk], now)
     budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
     asked = snapshot.ask_of(Workload(**{name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}))
     queued = model.Queued(

@@ -10,7 +10,7 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from scheduler import commands, locks, nudge, snapshot
+from scheduler import commands, locks, nudge, one_answer, snapshot
 from scheduler.core import model, timeline
 from scheduler.core.model import WHOLE, WindowAnswer
 from scheduler.core.planner import plan
@@ -38,8 +38,22 @@ def check_window(
 
     ``ask`` are the columns of ``scheduler.models.AskFields``; ``name`` is accepted so that one set of columns serves all verbs.
     """
+    return _judge(one_answer.take([pool.pk], now), project, pool, start, end, now, may_exceed_guarantee, exclude, ask)
+
+
+def _judge(
+    taken: model.Snapshot,
+    project: Project,
+    pool: Pool,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    may_exceed_guarantee: bool,
+    exclude: Reservation | None,
+    ask: Mapping[str, Any],
+) -> WindowAnswer:
     return timeline.window_answer(
-        snapshot.take([pool.pk], now),
+        taken,
         _ask(**ask),
         project.team_id,
         pool.pk,
@@ -71,9 +85,7 @@ def confirm_reservation(
     The reservation and its answer; None and the reason with the first windows that fit when it does not.
     """
     locks.pools([pool.pk])
-    answer = check_window(
-        project=project, pool=pool, start=start, end=end, now=now, may_exceed_guarantee=may_exceed_guarantee, **ask
-    )
+    answer = _judge(snapshot.take([pool.pk], now), project, pool, start, end, now, may_exceed_guarantee, None, ask)
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
@@ -192,10 +204,10 @@ def check_change(
             snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
             horizon=pool.reservation_horizon_seconds,
         )  # fmt: skip
-    return check_window(
-        project=reservation.project, pool=pool, start=max(first, now), end=last, now=now, exclude=reservation,
-        may_exceed_guarantee=reservation.may_exceed_guarantee,
-        **{field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS},
+    ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
+    return _judge(
+        snapshot.take([pool.pk], now), reservation.project, pool, max(first, now), last, now,
+        reservation.may_exceed_guarantee, reservation, ask,
     )  # fmt: skip
 
 
@@ -268,7 +280,7 @@ def evicted_by_reservation(
     may_exceed_guarantee: bool = False, **ask: Any,
 ) -> list[Workload]:  # fmt: skip
     """Which work would be told to go if this reservation began now: for the one who approves it. The same ``plan()`` says so."""
-    taken = snapshot.take([pool.pk], now)
+    taken = one_answer.take([pool.pk], now)
     at = snapshot.seconds(now)
     hypothetical = model.Reservation(
         id=1 + max((r.id for r in taken.reservations), default=0), team=project.team_id, project=project.pk, pool=pool.pk,

@@ -1,0 +1,48 @@
+"""Within one answer a moment is read once; what is decided is judged on rows as they are."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from scheduler import services, snapshot
+from scheduler.models import Reservation
+from scheduler.one_answer import one_answer, take
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+
+def test_within_one_answer_a_moment_of_the_same_pools_is_read_once(world: World) -> None:
+    now, pools = timezone.now(), [world.shared.pk]
+    with one_answer():
+        first = take(pools, now)
+        assert take(pools, now) is first
+        with one_answer():
+            assert take(pools, now) is first
+        assert take(pools, now + timedelta(seconds=1)) is not first
+        assert take([world.static.pk], now) is not first
+    with one_answer():
+        assert take(pools, now) is not first
+    assert take(pools, now) is not take(pools, now)
+
+
+def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: World) -> None:
+    now = timezone.now()
+    wish = {
+        "project": world.vision.project, "pool": world.shared, "start": now + timedelta(hours=1),
+        "end": now + timedelta(hours=2), "now": now, "units": 8, "hosts": 1, "models_wanted": [H100],
+    }  # fmt: skip
+    with one_answer():
+        assert services.check_window(**wish).fits
+        row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **wish)
+        assert row is not None
+        assert services.check_window(**wish).fits, "the answer is about the moment it began with"
+        second, answer = services.confirm_reservation(owner=world.vision.member, name="second", **wish)
+        assert (second, answer.fits) == (None, False)
+        moved = services.check_change(row, end=now + timedelta(hours=3), now=now)
+        assert moved.fits
+    assert Reservation.objects.count() == 1
+    assert len(snapshot.take([world.shared.pk], now).reservations) == 1
