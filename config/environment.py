@@ -57,6 +57,10 @@ class Environment:
     state: Path
     time_zone: str
     lease_seconds: float
+    recording_hours: int
+    decision_days: int
+    notice_days: int
+    health_event_days: int
     log_level: str
     log_format: str
     email: Mapping[str, Any]
@@ -94,6 +98,10 @@ def read(variables: Mapping[str, str]) -> Environment:
         state=_state(variables),
         time_zone=_time_zone(variables),
         lease_seconds=_lease_seconds(variables),
+        recording_hours=_whole_number(variables, "GPUPOOL_RECORDING_HOURS", 24, 0, 8_760),
+        decision_days=_whole_number(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),
+        notice_days=_whole_number(variables, "GPUPOOL_NOTICE_DAYS", 90, 7, 3_650),
+        health_event_days=_whole_number(variables, "GPUPOOL_HEALTH_EVENT_DAYS", 365, 31, 3_650),
         log_level=_one_of(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
         log_format=_one_of(
             variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS
@@ -233,6 +241,13 @@ def _lease_seconds(variables: Mapping[str, str]) -> float:
     if not shortest <= seconds <= longest:
         raise BadSetting("GPUPOOL_LEASE_SECONDS", value, allowed)
     return seconds
+
+
+def _whole_number(variables: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = variables.get(name, "").strip() or str(default)
+    if not value.isascii() or not value.isdecimal() or not least <= int(value[:10]) <= most:
+        raise BadSetting(name, value[:40], f"a whole number from {least} to {most}")
+    return int(value)
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

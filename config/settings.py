@@ -25,6 +25,10 @@ GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
 GPUPOOL_NOTEBOOK_DOMAIN = ENVIRONMENT.notebook_domain
 GPUPOOL_STATE = ENVIRONMENT.state
 GPUPOOL_LEASE_SECONDS = ENVIRONMENT.lease_seconds
+GPUPOOL_RECORDING_HOURS = ENVIRONMENT.recording_hours
+GPUPOOL_DECISION_DAYS = ENVIRONMENT.decision_days
+GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
+GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 REDIS_URL = ENVIRONMENT.redis_url
 GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know no config, send a nudge
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
 
@@ -24,6 +25,7 @@ from scheduler.states import LeaseState, RepairState, ReservationState, Workload
 from telemetry.models import BudgetAlert, HealthEvent, HealthRule
 
 OVERLAP = timedelta(minutes=2)
+FORGOTTEN_AT_ONCE = 5_000
 FIRST_LOOK = timedelta(hours=1)
 SOON = timedelta(minutes=15)
 MOVED_AT_LEAST = timedelta(minutes=30)
@@ -64,6 +66,13 @@ def tell(now: datetime) -> int:
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
         nudge.pages(*(topic(user) for user in sorted({row.user_id for row in fresh})))
     return len(fresh)
+
+
+def forget_old(now: datetime) -> int:
+    """Forget notices that are older than the setting keeps, read or not, a bounded part at a time; how many."""
+    before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
+    old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
+    return Notification.objects.filter(pk__in=list(old[:FORGOTTEN_AT_ONCE])).delete()[0]
 
 
 def topic(user_id: int) -> str:

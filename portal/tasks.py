@@ -22,5 +22,6 @@ def idle_cull() -> dict[str, int]:
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]
 def forget_expired() -> int:
-    """Delete sessions and one-time codes that nobody can use any more; how many."""
-    return sign_out.forget_expired(timezone.now())
+    """Delete sessions and one-time codes that nobody can use any more, and old notices; how many."""
+    now = timezone.now()
+    return sign_out.forget_expired(now) + notify.forget_old(now)

@@ -13,6 +13,7 @@ from datetime import datetime
 from scheduler import leadership, nudge, snapshot
 from scheduler.apply import Applied, StaleEpoch, apply
 from scheduler.models import Leader
+from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
 log = logging.getLogger(__name__)
@@ -29,14 +30,15 @@ def holder() -> str:
 
 
 def cycle(
-    name: str, now: datetime, clock: Callable[[], datetime] | None = None, warm: Warm | None = None
-) -> Applied | None:
+    name: str, now: datetime, clock: Callable[[], datetime] | None = None, warm: Warm | None = None,
+    recorder: Recorder | None = None,
+) -> Applied | None:  # fmt: skip
     """Decide about everything that waits. None when another engine leads, or has taken over meanwhile.
 
     ``clock`` is asked again before the plan is applied: a unit given back after ``now`` and before the snapshot must not be
     held from ``now`` on. Without it everything happens at ``now``.
     ``warm`` is the snapshot of the cycle before; without it everything is read. A cycle that finds nothing changed is over
-    with that.
+    with that. ``recorder`` keeps what a cycle that changed something planned on.
     """
     nudge.cycle_begins()
     epoch = leadership.lead(name, now)
@@ -44,7 +46,7 @@ def cycle(
         return None
     began = time.monotonic()
     try:
-        applied = _decide(epoch, now, clock, warm or Warm(prunes=False))
+        applied = _decide(epoch, now, clock, warm or Warm(prunes=False), recorder)
     except BaseException:
         if warm is not None:
             warm.forget()  # it may be half changed
@@ -57,15 +59,20 @@ def cycle(
     return applied
 
 
-def _decide(epoch: int, now: datetime, clock: Callable[[], datetime] | None, warm: Warm) -> Applied | None:
+def _decide(
+    epoch: int, now: datetime, clock: Callable[[], datetime] | None, warm: Warm, recorder: Recorder | None
+) -> Applied | None:
     warm.refresh(epoch, now)
     if not warm.plan_is_due(now):
         return Applied()
     planned = warm.standing.plan(snapshot.seconds(now))
+    taken, at = warm.standing.snapshot(), clock() if clock else now
     try:
-        applied = apply(planned, warm.standing.snapshot(), clock() if clock else now, warm.told)
+        applied = apply(planned, taken, at, warm.told)
     except StaleEpoch as error:
         log.warning("this plan comes too late: %s", error)
         return None
     warm.planned(now, applied.told, wholly=not applied.rejected)
+    if recorder is not None and (applied.accepted or applied.reasons_written):
+        recorder.record(taken, planned, snapshot.seconds(now), at)
     return applied

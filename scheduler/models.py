@@ -599,3 +599,24 @@ class GpuStateChange(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["gpu", "at"])]
+
+
+class RecordingPart(models.Model):
+    """One table of recorded snapshots: its canonical text, compressed, under the text's own SHA-256."""
+
+    digest = models.CharField(primary_key=True, max_length=64)
+    body = models.BinaryField()
+    used_at = models.DateTimeField(db_index=True, help_text="about when a recording last named it")
+
+
+class Recording(models.Model):
+    """What one cycle that changed something planned on: enough to make its plan again (manage.py replay_snapshot)."""
+
+    at = models.DateTimeField(db_index=True)
+    planned_at = models.BigIntegerField(help_text="the plan's moment, in whole seconds since the epoch")
+    epoch = models.BigIntegerField()
+    parts = models.JSONField(help_text="the digest of each table's part")
+    plan_sha256 = models.CharField(max_length=64, help_text="of the plan's canonical text")
+    placed = models.PositiveIntegerField()
+    evicted = models.PositiveIntegerField()
+    refused = models.PositiveIntegerField()

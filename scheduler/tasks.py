@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, engine, nudge
+from scheduler import clock, engine, nudge, retention
+from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
-_warm = Warm()  # this process's; empty when it is forked, since only the engine's child processes run cycles
+# This process's. Both are empty when it is forked, since only the engine's child processes run cycles.
+_warm = Warm()
+_recorder = Recorder() if settings.GPUPOOL_RECORDING_HOURS else None
 
 
 @shared_task
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
-    if engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm) is None:
+    if engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm, _recorder) is None:
         nudge.pass_on()
 
 
@@ -26,7 +30,7 @@ def sweep() -> None:
     clock.stop_at_time_limits(now)
     clock.give_up_starts(now)
     clock.give_up_notebooks(now)
-    engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm)
+    engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm, _recorder)
 
 
 @shared_task
@@ -41,3 +45,9 @@ def watch_hosts() -> None:
 def reservation_clock() -> None:
     """Reservations that begin, end or are not used."""
     clock.reservation_clock(timezone.now())
+
+
+@shared_task
+def forget_old() -> None:
+    """Decisions and recorded snapshots whose time is over."""
+    retention.forget_old(timezone.now())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db import transaction
 
 from scheduler import locks
@@ -12,6 +13,7 @@ from scheduler.services.hosts import cordon_host, drain_host, move_work_off, qua
 from telemetry.models import HealthEvent, HealthRule
 
 EVENTS_AT_ONCE = 200
+FORGOTTEN_AT_ONCE = 5_000
 Action = HealthRule.Action
 HELD_BACK = "held_back"  # the table asked for more than is done without a person
 CLOSES_HOST = (Action.CORDON, Action.DRAIN)
@@ -37,6 +39,13 @@ def handle_events(now: datetime) -> int:
                 continue
             acted += _act(event, action, now)
     return acted
+
+
+def forget_old(now: datetime) -> int:
+    """Forget handled events that are older than the setting keeps, a bounded part at a time; how many."""
+    before = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
+    old = HealthEvent.objects.filter(at__lt=before, handled_at__isnull=False).order_by("at").values_list("pk", flat=True)
+    return HealthEvent.objects.filter(pk__in=list(old[:FORGOTTEN_AT_ONCE])).delete()[0]
 
 
 def _wanted(event: HealthEvent, rule: HealthRule | None) -> str:

@@ -36,8 +36,10 @@ def charge() -> None:
 
 @shared_task(name="telemetry.tasks.partitions")
 def keep_partitions() -> None:
-    """Partitions ahead, old days away."""
-    partitions.keep_partitions(timezone.now())
+    """Partitions ahead, old days and old events away."""
+    now = timezone.now()
+    partitions.keep_partitions(now)
+    health.forget_old(now)
 
 
 @shared_task(name="telemetry.tasks.health")

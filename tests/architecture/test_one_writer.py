@@ -13,6 +13,7 @@ WRITERS = {
     "Allocation": ("scheduler/apply.py",),
     "Decision": ("scheduler/apply.py",),
     "Run": ("scheduler/apply.py",),
+    "Recording": ("scheduler/recording.py",),
     "Workload": ("scheduler/services/",),
     "Reservation": ("scheduler/services/",),
     "Batch": ("telemetry/ingest.py",),

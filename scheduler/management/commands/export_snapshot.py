@@ -1,0 +1,42 @@
+"""A recorded snapshot as a file, to make the engine's decision again elsewhere: ./run manage export_snapshot 17 > 17.json"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from scheduler import recording
+from scheduler.models import Decision, Recording
+
+LISTED = 20
+
+
+class Command(BaseCommand):
+    help = "Write a recorded snapshot to the standard output, or list the latest ones."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("number", nargs="?", type=int, help="of the recording; without it the latest are listed")
+        parser.add_argument(
+            "--workload", type=int, help="list those in which something was decided about this workload"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["number"] is None:
+            self._list(options["workload"])
+            return
+        try:
+            self.stdout.write(recording.text_of(options["number"]), ending="")
+        except recording.NoSuchRecording:
+            raise CommandError(
+                f"number: {options['number']}; there is no such recording, or its time is over"
+            ) from None
+
+    def _list(self, workload: int | None) -> None:
+        found = Recording.objects.order_by("-pk")
+        if workload is not None:
+            # A decision and its recording carry the moment of the same apply.
+            found = found.filter(at__in=Decision.objects.filter(workload=workload).values("at"))
+        for row in reversed(found[:LISTED]):
+            at = row.at.isoformat(timespec="milliseconds")
+            self.stdout.write(f"{row.pk}  {at}  started {row.placed}, told to go {row.evicted}, waiting {row.refused}")

@@ -1,0 +1,44 @@
+"""Make the plan of a recorded snapshot again: ./run manage replay_snapshot FILE. Needs no database and no clock."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from scheduler.core import canonical
+from scheduler.core.planner import plan
+
+GZIP = b"\x1f\x8b"
+
+
+class Command(BaseCommand):
+    help = "Plan on a recorded snapshot again: the plan as JSON. Ends with status 1 when it is not the one recorded."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", help="as export_snapshot wrote it, plain or gzipped; - for the standard input")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        recorded = _read(options["file"])
+        text = canonical.plan_text(plan(recorded.snapshot, recorded.now))
+        self.stdout.write(text)
+        found = canonical.digest(text)
+        if found != recorded.plan_sha256:
+            raise CommandError(
+                f"another plan than was recorded: sha256 {found}, recorded {recorded.plan_sha256}. "
+                "The rules or the program have changed since, or the file has"
+            )
+        self.stderr.write(f"the plan that was recorded, byte for byte: sha256 {found}")
+
+
+def _read(name: str) -> canonical.Recorded:
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = (gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode()
+        return canonical.read_recording(text)
+    except (OSError, EOFError, UnicodeDecodeError, canonical.Unreadable) as error:
+        raise CommandError(f"file: {name}; {error}") from None

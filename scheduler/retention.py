@@ -1,0 +1,25 @@
+"""What is old enough is forgotten, a bounded part at a time: decisions about work that is over, and recorded snapshots."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+
+from scheduler import recording
+from scheduler.models import Decision
+from scheduler.states import WorkloadState
+
+MOST_AT_ONCE = 5_000  # rows of one kind per call; the next tick goes on
+
+
+def forget_old(now: datetime) -> tuple[int, int]:
+    """Forget what is older than the settings keep; how many decisions and recordings.
+
+    Decisions about work that has not ended stay, however old: they say why it waits or was told to go.
+    """
+    before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
+    old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
+    decisions, _ = Decision.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:MOST_AT_ONCE])).delete()
+    recordings = recording.prune(now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MOST_AT_ONCE)
+    return decisions, recordings

@@ -1,0 +1,157 @@
+"""What a cycle planned on is kept, read back elsewhere, and forgotten in time."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from pytest_django.fixtures import Settings
+
+from scheduler import engine, recording, retention
+from scheduler.core import canonical
+from scheduler.models import Decision, Recording, RecordingPart, Workload
+from scheduler.recording import Recorder
+from scheduler.warm import Warm
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import World
+
+SECOND, HOUR, DAY = dt.timedelta(seconds=1), dt.timedelta(hours=1), dt.timedelta(days=1)
+
+
+def decide(world: World, recorder: Recorder, at: dt.datetime) -> None:
+    engine.cycle("test", at, warm=Warm(), recorder=recorder)
+
+
+def exported(pk: int) -> str:
+    out = io.StringIO()
+    call_command("export_snapshot", str(pk), stdout=out)
+    return out.getvalue()
+
+
+def replayed(path: Path) -> str:
+    out = io.StringIO()
+    call_command("replay_snapshot", str(path), stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_file_without_the_database(
+    world: World, tmp_path: Path
+) -> None:
+    jobs = [job(world, team, units, world.now) for team in world.teams for units in (1, 4, 16)]
+    decide(world, Recorder(), world.now)
+    row = Recording.objects.get()
+    placed = Workload.objects.filter(state="placed").count()
+    assert (row.placed, row.placed + row.refused, row.at) == (placed, len(jobs), world.now)
+    path = tmp_path / "recorded.json"
+    path.write_text(exported(row.pk))
+    with CaptureQueriesContext(connection) as asked:
+        text = replayed(path)
+    assert not asked
+    assert canonical.digest(text.removesuffix("\n")) == row.plan_sha256
+    assert {p[0] for p in json.loads(text)["placements"]["rows"]} == set(
+        Workload.objects.filter(state="placed").values_list("pk", flat=True)
+    )
+    path.write_bytes(gzip.compress(exported(row.pk).encode()))
+    assert replayed(path) == text
+
+
+def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
+    recorder = Recorder()
+    job(world, world.vision, 1, world.now)
+    decide(world, recorder, world.now)
+    decide(world, recorder, world.now + SECOND)
+    assert Recording.objects.count() == 1
+
+
+def test_tables_that_stay_as_they_are_are_kept_once_also_for_another_process(world: World) -> None:
+    for step, recorder in enumerate((Recorder(), Recorder())):
+        for again in range(3):
+            at = world.now + (10 * step + again) * SECOND
+            job(world, world.vision, 1, at)
+            decide(world, recorder, at)
+    assert Recording.objects.count() == 6
+    names = [parts["units"] for parts in Recording.objects.values_list("parts", flat=True)]
+    assert len(set(names)) == 1
+    assert RecordingPart.objects.count() < 6 * 5
+    for pk in Recording.objects.values_list("pk", flat=True):
+        assert canonical.read_recording(exported(pk)).snapshot.units
+
+
+def test_another_plan_than_was_recorded_ends_with_an_error_that_says_so(world: World, tmp_path: Path) -> None:
+    job(world, world.vision, 1, world.now)
+    decide(world, Recorder(), world.now)
+    text = exported(Recording.objects.get().pk)
+    path = tmp_path / "changed.json"
+    path.write_text(text.replace('"now":', '"now":9'))
+    with pytest.raises(CommandError, match="another plan than was recorded"):
+        replayed(path)
+    path.write_text("nothing of the kind")
+    with pytest.raises(CommandError, match="file: .*changed.json; not JSON"):
+        replayed(path)
+    with pytest.raises(CommandError, match="file: .*absent.json; .*No such file"):
+        replayed(tmp_path / "absent.json")
+
+
+def test_recordings_are_listed_by_workload(world: World) -> None:
+    recorder = Recorder()
+    first = job(world, world.vision, 1, world.now)
+    decide(world, recorder, world.now)
+    job(world, world.vision, 1, world.now + SECOND)
+    decide(world, recorder, world.now + SECOND)
+    out = io.StringIO()
+    call_command("export_snapshot", stdout=out)
+    assert len(out.getvalue().splitlines()) == 2
+    out = io.StringIO()
+    call_command("export_snapshot", workload=first.pk, stdout=out)
+    assert out.getvalue().splitlines() == [
+        f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1, told to go 0, waiting 0"
+    ]
+    with pytest.raises(CommandError, match="number: 999999; there is no such recording"):
+        exported(999_999)
+
+
+def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(
+    world: World, settings: Settings
+) -> None:
+    settings.GPUPOOL_RECORDING_HOURS = 24
+    recorder = Recorder()
+    for hours in (0, 20, 30):
+        at = world.now + hours * HOUR
+        job(world, world.vision, 1, at)
+        decide(world, recorder, at)
+    later = world.now + 44 * HOUR + SECOND  # 20 h is just over, 30 h is not
+    assert retention.forget_old(later)[1] == 2
+    left = Recording.objects.get()
+    assert canonical.read_recording(exported(left.pk)).snapshot.units
+    assert set(RecordingPart.objects.values_list("digest", flat=True)) >= set(left.parts.values())
+    assert retention.forget_old(later + 40 * HOUR)[1] == 1
+    assert not Recording.objects.exists() and not RecordingPart.objects.exists()
+
+
+def test_a_part_in_use_is_marked_again_so_that_it_outlives_what_is_forgotten(world: World) -> None:
+    recorder = Recorder()
+    for hours in range(0, 30, 3):
+        at = world.now + hours * HOUR
+        job(world, world.vision, 1, at)
+        decide(world, recorder, at)
+    recording.prune(world.now + 20 * HOUR)
+    assert Recording.objects.count() == 3
+    for pk in Recording.objects.values_list("pk", flat=True):
+        assert canonical.read_recording(exported(pk)).snapshot.units
+
+
+def test_old_decisions_go_and_those_about_work_that_is_not_over_stay(world: World, settings: Settings) -> None:
+    settings.GPUPOOL_DECISION_DAYS = 30
+    over, runs = job(world, world.vision, 1, world.now), job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    Workload.objects.filter(pk=over.pk).update(state="ended")
+    assert retention.forget_old(world.now + 29 * DAY)[0] == 0
+    assert retention.forget_old(world.now + 31 * DAY)[0] == 1
+    assert list(Decision.objects.values_list("workload", flat=True)) == [runs.pk]

@@ -1,0 +1,27 @@
+"""Hardware events that were acted on are kept as long as the setting says."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from pytest_django.fixtures import Settings
+
+from telemetry import health
+from telemetry.models import HealthEvent
+from tests.world import World, world
+
+__all__ = ["world"]
+DAY = dt.timedelta(days=1)
+
+
+def test_old_events_go_once_they_are_handled(world: World, settings: Settings) -> None:
+    settings.GPUPOOL_HEALTH_EVENT_DAYS = 31
+    for number, (age, handled) in enumerate(((40, True), (40, False), (5, True))):
+        at = world.now - age * DAY
+        HealthEvent.objects.create(
+            host=world.hosts["alpha"], event_id=str(number), source="agent", code="xid:79", at=at, received_at=at,
+            handled_at=at if handled else None,
+        )  # fmt: skip
+    assert health.forget_old(world.now) == 1
+    assert sorted(HealthEvent.objects.values_list("event_id", flat=True)) == ["1", "2"]
+    assert health.forget_old(world.now) == 0
