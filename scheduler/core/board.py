@@ -7,6 +7,7 @@ by their index (see ``ground`` and ``occupancy``).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from functools import cached_property
 from typing import Any
 
@@ -93,6 +94,8 @@ class Board:
         }
         self._promise_times: dict[str, list[int]] = {}
         self._clear_of: dict[tuple[int, ...], Mask] = {}
+        self._open_counts: dict[tuple[int, tuple[int, ...]], Ints] = {}
+        self.time_classes: dict[int, tuple[int, ...]] = {}  # of workloads, made by fit when first needed
         self.rankings: dict[str, Any] = {}  # by profile: ``ranking.Ranking``, made by fit when first needed
 
     # -- reading the facts ------------------------------------------------------------------------------------------
@@ -219,8 +222,8 @@ class Board:
         """Evictable work outside reservations, of teams other than this that hold more of a model than their guarantee."""
         teams = [other for other in self.of_team if other != team and self.ledger.excess(other, model) > 0]
         found: Ints = np.concatenate([self.team_array(other) for other in teams]) if teams else self.team_array(NOBODY)
-        found = found[self.evictable[found] & (self.run_reservation[found] == 0)]
-        return found
+        mine: Ints = found[self.evictable[found] & (self.run_reservation[found] == 0)]
+        return mine
 
     @cached_property
     def _units_by_holder(self) -> tuple[Ints, Ints]:
@@ -246,22 +249,25 @@ class Board:
         return found
 
     @cached_property
-    def lowest_priority(self) -> dict[int, int]:
-        """The lowest priority of each team's work that could be told to go when the cycle began."""
-        found: dict[int, int] = {}
-        for i in np.flatnonzero(self.evictable).tolist():
-            team, priority = int(self.run_team[i]), int(self.run_priority[i])
-            found[team] = min(found.get(team, priority), priority)
+    def _can_go(self) -> dict[tuple[int, int], Counter[int]]:
+        """How many workloads of each priority could be told to go, by (team, kind). ``evict`` counts down."""
+        held = np.flatnonzero(self.facts.occupancy.holder >= 0)
+        holder = self.facts.occupancy.holder[held]
+        pairs = np.unique(holder[self.evictable[holder]] * len(self.kinds) + self.kind[held][self.evictable[holder]])
+        found: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        for running, kind in zip((pairs // len(self.kinds)).tolist(), (pairs % len(self.kinds)).tolist(), strict=True):
+            found[int(self.run_team[running]), kind][int(self.run_priority[running])] += 1
         return found
 
+    def may_go(self, team: int, kind: int, below: int) -> bool:
+        """Is there work of a team on units of a kind, of a priority below this, that could be told to go?"""
+        known = self._can_go.get((team, kind))
+        return known is not None and any(count > 0 for priority, count in known.items() if priority < below)
+
     @cached_property
-    def someone_borrows(self) -> bool:
-        """Does a team hold more than its guarantee, with work among it that could be told to go?"""
-        held = np.flatnonzero(self.holder >= 0)
-        held = held[self.holder[held] < len(self.running)]
-        held = held[self.evictable[self.holder[held]]]
-        pairs = set(zip(self.run_team[self.holder[held]].tolist(), self.kind[held].tolist(), strict=True))
-        return any(self.ledger.excess(team, self.kinds[kind].model) > 0 for team, kind in pairs)
+    def borrowed_kinds(self) -> set[int]:
+        """The kinds of which a team holds more than its guarantee, with work on them that could be told to go."""
+        return {kind for team, kind in self._can_go if self.ledger.excess(team, self.kinds[kind].model) > 0}
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -305,6 +311,19 @@ class Board:
             self._clear_of[bounds] = mask
         return mask
 
+    def open_counts(self, kind: int, bounds: tuple[int, ...]) -> Ints:
+        """Free units of a kind on each host that are clear of the bounds; see ``clear_of``. Kept and counted down: counting
+        all units for each of the many asks that don't fit took a third of a cycle."""
+        known = self._open_counts.get((kind, bounds))
+        if known is None:
+            clear = self.clear_of(bounds)
+            if clear is None:
+                return self.counts[kind]
+            chosen = self.host_of[self.free & clear & (self.kind == kind)]
+            known = np.bincount(chosen, minlength=len(self.hosts)).astype(np.int64)
+            self._open_counts[kind, bounds] = known
+        return known
+
     def need_slots(self, ask: Ask, kind: int) -> int:
         return ask.total_units * self.kinds[kind].slots
 
@@ -319,6 +338,9 @@ class Board:
                 self.free[unit] = False
                 self.free_slots -= int(self.slots[unit])
                 self.counts[int(self.kind[unit])][self.host_of[unit]] -= 1
+                for (kind, bounds), counts in self._open_counts.items():
+                    if kind == self.kind[unit] and self._clear_of[bounds][unit]:
+                        counts[self.host_of[unit]] -= 1
 
     def place(self, queued: Queued, units: list[int], placement: Placement) -> None:
         """Start a workload on free units."""
@@ -336,6 +358,9 @@ class Board:
 
     def evict(self, victim: int, eviction: Eviction) -> None:
         """Tell running work to go; its units stay its own until it is gone."""
+        team, priority = int(self.run_team[victim]), int(self.run_priority[victim])
+        for kind in {int(self.kind[unit]) for unit in self.units_of[victim]}:
+            self._can_go[team, kind][priority] -= 1
         self.evicted.add(victim)
         self.evictable[victim] = False
         for unit in self.units_of[victim]:
@@ -350,9 +375,13 @@ class Board:
         self._mark_bound(reservation, units)
         self.bindings.append(Binding(reservation.id, tuple(sorted(self.units[u].id for u in units))))
 
-    def keep(self, queued: Queued, units: list[int]) -> None:
-        """Earmark units for a workload that others are being evicted for."""
+    def keep(self, queued: Queued, units: list[int], leaving: list[int]) -> None:
+        """Earmark units, and CPU and memory beside them, for a workload that others leave for."""
         self._leave_free(units)
+        for host in {int(self.host_of[u]) for u in units}:
+            here = [self.running[v] for v in leaving if any(self.host_of[u] == host for u in self.units_of[v])]
+            self.cpu_free[host] -= max(0, queued.ask.cpu_milli - sum(v.cpu_milli for v in here))
+            self.memory_free[host] -= max(0, queued.ask.memory_mib - sum(v.memory_mib for v in here))
         self.kept[units] = queued.id
         self.keepers.add(queued.id)
         for unit in units:
@@ -367,6 +396,7 @@ class Board:
         self.free_slots += int(self.slots[units].sum())
         for unit in units:
             self.counts[int(self.kind[unit])][self.host_of[unit]] += 1
+        self._open_counts.clear()
 
     def promise(self, reservation: Reservation, units: list[int]) -> None:
         """Note which units a reservation still to come counts on."""
@@ -375,9 +405,13 @@ class Board:
                 self.reserved_from[unit], self.reserved_for[unit] = reservation.start, reservation.id
         self._promise_times.pop(RESERVATIONS, None)
         self._clear_of.clear()
+        self._open_counts.clear()
+        self.time_classes.clear()
 
     def hold(self, units: list[int], start: int) -> None:
         """Set units aside for a waiting workload that is expected to start on them at ``start``."""
         self.hold_from[units] = np.minimum(self.hold_from[units], start)
         self._promise_times.pop(HOLDS, None)
         self._clear_of.clear()
+        self._open_counts.clear()
+        self.time_classes.clear()

@@ -59,6 +59,10 @@ class Cycle:
             return fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
         if key in self._no_fit:
             return None
+        counts = board.open_counts(kind, key[2])
+        if int(fit.suitable_hosts(board, queued.ask, counts).sum()) < queued.ask.hosts:
+            self._no_fit.add(key)
+            return None
         units = fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
         if units is None:
             self._no_fit.add(key)

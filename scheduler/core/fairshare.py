@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.core.model import Pool, PoolKind, Quota, Running
 
@@ -17,8 +18,7 @@ NO_LIMIT = 1 << 60
 Claim = tuple[int, str]  # (team, model)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """May a team hold so many slots more of a model? ``borrowed`` is the part above its guarantee. ``held`` is what counts
     against ``limit``: all of the team's work, or when ``firm`` only that which may not be evicted."""
 

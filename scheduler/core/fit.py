@@ -41,11 +41,16 @@ def time_class(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING)
 
     ``ignoring`` leaves out HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is in the way.
     """
-    return (
-        0 if HOLDS in ignoring else board.next_promise(HOLDS, board.now + expected_seconds(queued)),
-        0 if MAINTENANCE in ignoring else board.next_promise(MAINTENANCE, board.now + queued.max_runtime_seconds),
-        0 if RESERVATIONS in ignoring else board.next_promise(RESERVATIONS, board.now + gone_after(board, queued)),
-    )
+    known = board.time_classes.get(queued.id)
+    if known is None:
+        known = board.time_classes[queued.id] = (
+            board.next_promise(HOLDS, board.now + expected_seconds(queued)),
+            board.next_promise(MAINTENANCE, board.now + queued.max_runtime_seconds),
+            board.next_promise(RESERVATIONS, board.now + gone_after(board, queued)),
+        )
+    if not ignoring:
+        return known
+    return tuple(0 if sort in ignoring else bound for sort, bound in zip(board.promised_from, known, strict=True))
 
 
 def in_time(board: Board, queued: Queued, ignoring: frozenset[str] = NOTHING) -> Mask | None:

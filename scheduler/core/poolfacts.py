@@ -43,7 +43,7 @@ class PoolFacts:
 
     def _set_queue(self, rows: Iterable[Queued]) -> None:
         self.queue = Queue(self.ground, self.pool.policy)
-        self.queue.change((), rows)
+        self.queue.fill(rows)
 
     def set_quotas(self, quotas: Iterable[QuotaRow]) -> None:
         self.quotas = Quotas(self.pool, quotas)

@@ -44,6 +44,9 @@ class Obtainable:
         self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
         self.units = self._units()
         self.free = both(self.units, board.holder == NOBODY)
+        plain = queued.reservation is None and queued.id not in board.keepers and not board.is_shared(queued.ask)
+        times = fit.time_class(board, queued)
+        self.counts = board.open_counts(kind, times) if plain else fit.host_counts(board, kind, self.free)  # per host
 
     def _units(self) -> Mask:
         board, queued = self.board, self.queued
@@ -113,7 +116,7 @@ class Taking:
         self.victims: list[int] = []
         self.gone: set[int] = set()
         self.taken: dict[int, list[int]] = defaultdict(list)  # other teams -> slots of each victim
-        self.units: Ints = fit.host_counts(self.board, place.kind, place.free).copy()
+        self.units: Ints = place.counts.copy()
         self.cpu, self.memory = self.board.cpu_free.copy(), self.board.memory_free.copy()
         self.labels = self.board.label_mask(self.ask.labels)
         self.excess: dict[int, int] = {}
@@ -251,7 +254,7 @@ class Search:
         At least: as if a part of a victim could go. It spares looking closely at nearly all hosts of a large pool.
         """
         board, ask, found = self.board, self.ask, self.candidates
-        free = fit.host_counts(board, self.kind, self.place.free)
+        free = self.place.counts
         most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(np.int64)
         possible = (most >= ask.units) & board.label_mask(ask.labels)
         if int(possible.sum()) < ask.hosts:
@@ -382,10 +385,9 @@ class Search:
 
 def may_evict_somebody(board: Board, queued: Queued, kind: int) -> bool:
     """A quick no for the many that could not evict anybody."""
-    lowest = board.lowest_priority.get(queued.team)
-    if lowest is not None and lowest < queued.priority:
+    if board.may_go(queued.team, kind, queued.priority):
         return True
-    if queued.reservation is not None or not board.someone_borrows:
+    if queued.reservation is not None or kind not in board.borrowed_kinds:
         return False
     need = board.need_slots(queued.ask, kind)
     return board.ledger.is_within_guarantee(queued.team, board.kinds[kind].model, need)

@@ -549,7 +549,7 @@ class Forecast:
     def earliest(self, ask: Ask, kind: int, seconds: int, not_before: int) -> tuple[int, list[int]] | None:
         """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts."""
         profile = self.profile(kind)
-        labels = self.board.label_mask(ask.labels)
+        labels = roomy_hosts(self.board, ask)
         possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
         for i in np.flatnonzero(possible):
             moment = int(self.moments[i])

@@ -59,6 +59,8 @@ class Waiting:
         self.behind = 0  # slot-seconds waiting behind the last forecast
         self.forecast: Forecast | None = None
         self._obstacles: dict[Hashable, Why] = {}
+        self._possible: dict[int, list[int]] = {}
+        self._capacity = int(board.slots[board.usable].sum())
         self._by_end: dict[int, list[int]] = {}
 
     def note_placed(self, queued: Queued, units: list[int]) -> None:
@@ -73,7 +75,7 @@ class Waiting:
     def wait_for(self, queued: Queued, kind: int, units: list[int], leaving: list[int]) -> None:
         """Refuse it for now, its units earmarked and counted as its team's."""
         board = self.board
-        board.keep(queued, units)
+        board.keep(queued, units, leaving)
         if queued.reservation is None:
             slots = board.need_slots(queued.ask, kind)
             board.ledger.give(queued.team, board.kinds[kind].model, slots, queued.preemptible)
@@ -101,7 +103,8 @@ class Waiting:
         if not self.explain:
             self._refuse_quietly(queued)
             return
-        code, why = self._obstacle(queued)
+        allowed = self._allowed_kinds(queued)
+        code, why = self._obstacle(queued, allowed)
         start: int | None
         held: tuple[int, ...] = ()
         blockers: tuple[int, ...] = ()
@@ -115,7 +118,7 @@ class Waiting:
         elif code == Code.HOST_CLOSED:
             start = None
         else:
-            start, blockers, held = self._start_on_units(queued)
+            start, blockers, held = self._start_on_units(queued, allowed)
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
 
     @property
@@ -126,48 +129,59 @@ class Waiting:
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
         self._keep_room(queued)
-        if queued.reservation is not None or not self.may_hold or not self._allowed_kinds(queued):
+        if queued.reservation is not None or not self.may_hold:
             return
-        kinds = self._allowed_kinds(queued)
-        if any(fits_empty(self.board, queued.ask, kind, self.board.in_service) for kind in kinds):
-            start, _, held = self._start_on_units(queued)
+        allowed = self._allowed_kinds(queued)
+        if any(fits_empty(self.board, queued.ask, kind, self.board.in_service) for kind in allowed):
+            start, _, held = self._start_on_units(queued, allowed)
             if held:
                 waits = numbers(need=queued.ask.total_units)
                 refusal = Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position, start, (), held)
                 self.board.refusals.append(refusal)
 
-    def _obstacle(self, queued: Queued) -> Why:
-        """The first thing that is in the way, found by leaving it out and trying again."""
-        limits = self._limits(queued) or self._behind_own_team(queued)
+    def _obstacle(self, queued: Queued, allowed: list[int]) -> Why:
+        """The first thing that is in the way, found by leaving it out and trying again; ``allowed`` are the kinds that its
+        limits let it have."""
+        limits = None if allowed else self._limits(queued) or self._behind_own_team(queued)
         if limits is not None:
             return limits
-        key = self._obstacle_key(queued)
+        key = self._obstacle_key(queued, allowed)
         if key not in self._obstacles:
-            self._obstacles[key] = self._physical_obstacle(queued)
+            self._obstacles[key] = self._physical_obstacle(queued, allowed)
         code, why = self._obstacles[key]
         if code in (Code.WAITS_FOR_UNITS, Code.BEHIND_OTHERS):
-            return code, numbers(**dict(why), ahead=self.position - 1)
+            return code, (("ahead", self.position - 1), *why)  # sorted by name as it is: nothing comes before "ahead"
         if code == Code.HELD_FOR_RESERVATION:
             return code, numbers(**dict(why), runs=fit.gone_after(self.board, queued))
         if code == Code.HELD_FOR_MAINTENANCE:
             return code, numbers(**dict(why), runs=queued.max_runtime_seconds)
         return code, why
 
-    def _obstacle_key(self, queued: Queued) -> Hashable:
+    def _obstacle_key(self, queued: Queued, allowed: list[int]) -> Hashable:
         """Two asks with the same key have the same things in their way."""
         times = fit.time_class(self.board, queued)
         team = queued.team if self.board.is_shared(queued.ask) else 0
         keeper = queued.id if queued.id in self.board.keepers else 0
-        kinds = tuple(self._allowed_kinds(queued))
-        return self.board.ask_number(queued.ask), times, queued.priority, queued.reservation, team, keeper, kinds
+        number = self.board.ask_number(queued.ask)
+        return number, times, queued.priority, queued.reservation, team, keeper, tuple(allowed)
 
     def _allowed_kinds(self, queued: Queued) -> list[int]:
         """The kinds that its limits let it have: that others lie free is no help to it."""
         return [
             kind
-            for kind in self.board.kinds_for(queued.ask)
+            for kind in self._possible_kinds(queued)
             if self._may_have(queued, kind) and leaves_room(self.board, queued, kind)
         ]
+
+    def _possible_kinds(self, queued: Queued) -> list[int]:
+        """The kinds that would do in an empty pool; of the others it is no matter whether limits would let it have them."""
+        number = self.board.ask_number(queued.ask)
+        known = self._possible.get(number)
+        if known is None:
+            kinds, everything = self.board.kinds_for(queued.ask), np.ones(len(self.board.units), dtype=np.bool_)
+            known = [kind for kind in kinds if fits_empty(self.board, queued.ask, kind, everything)]
+            self._possible[number] = known
+        return known
 
     def _may_have(self, queued: Queued, kind: int) -> bool:
         return room_for(self.board, queued, kind).allowed and within_caps(self.board, queued, kind)
@@ -175,7 +189,7 @@ class Waiting:
     def _behind_own_team(self, queued: Queued) -> Why | None:
         """The room within its team's limit is kept for work in front of it, on every kind that it may have."""
         board = self.board
-        for kind in board.kinds_for(queued.ask):
+        for kind in self._possible_kinds(queued):
             if self._may_have(queued, kind):
                 if leaves_room(board, queued, kind):
                     return None
@@ -212,7 +226,7 @@ class Waiting:
     def _limits(self, queued: Queued) -> Why | None:
         """Quota or user cap, when no kind it accepts is within both; with the numbers of its first choice."""
         board, found = self.board, None
-        for kind in board.kinds_for(queued.ask):
+        for kind in self._possible_kinds(queued):
             room, need = room_for(self.board, queued, kind), board.need_slots(queued.ask, kind)
             if room.allowed and within_caps(self.board, queued, kind):
                 return None
@@ -235,9 +249,8 @@ class Waiting:
             found = found or why
         return found
 
-    def _physical_obstacle(self, queued: Queued) -> Why:
+    def _physical_obstacle(self, queued: Queued, kinds: list[int]) -> Why:
         board, ask = self.board, queued.ask
-        kinds = self._allowed_kinds(queued)
         fitting = both(board.fitting(ask), np.isin(board.kind, kinds))
         free = int((board.free & fitting).sum())
         if queued.reservation is not None:
@@ -305,7 +318,9 @@ class Waiting:
 
     # -- when it may expect to start ---------------------------------------------------------------------------------
 
-    def _start_on_units(self, queued: Queued) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
+    def _start_on_units(
+        self, queued: Queued, allowed: list[int]
+    ) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
         """(expected start, who it waits for, units set aside for it) from the forecast, which then counts it in.
 
         Not before something has changed: it does not fit now, be it for CPU or NVLink, which the forecast can't see.
@@ -317,9 +332,7 @@ class Waiting:
         if self.forecast is None:
             self.forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
-        for kind in board.kinds_for(queued.ask):
-            if not room_for(self.board, queued, kind).allowed:
-                continue
+        for kind in allowed:
             seconds = fit.gone_after(board, queued) if queued.preemptible else queued.max_runtime_seconds
             found = self.forecast.earliest(queued.ask, kind, seconds, board.now + 1)
             if found is not None and (best is None or found[0] < best[0]):
@@ -337,11 +350,10 @@ class Waiting:
 
     def _start_by_pace(self, queued: Queued) -> int | None:
         """Deep in the queue: after the last forecast start, the time the pool needs for the work in between."""
-        capacity = int(self.board.slots[self.board.usable].sum())
-        if capacity == 0:
+        if self._capacity == 0:
             return None
         kind = self.board.kinds_for(queued.ask)[0]
-        start = self.latest_start + self.behind // capacity
+        start = self.latest_start + self.behind // self._capacity
         self.behind += self.board.need_slots(queued.ask, kind) * queued.predicted_seconds
         return max(start, self.board.now + 1)
 
