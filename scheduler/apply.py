@@ -18,7 +18,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import F, Q
 
-from scheduler import commands, locks, nudge
+from scheduler import commands, estimates, locks, nudge
 from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Running, Snapshot
 from scheduler.decayed_use import bring_forward
 from scheduler.models import (
@@ -123,7 +123,7 @@ class _Applier:
         for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
             row = dict(zip(REASON_FIELDS, said, strict=True))
             if _says_something_new(row, open_[pk]):
-                news[pk] = _News(open_[pk], public_id, row["reason_code"])
+                news[pk] = _News(open_[pk], public_id, row["reason_code"], row["expected_start"] is None)
             else:
                 moment = row["expected_start"]
                 known = None if moment is None else int(moment.timestamp())
@@ -322,6 +322,7 @@ class _Applier:
         )  # fmt: skip
         assert changed == len(placements), "each was queued under this transaction's lock"
         _write_starts(placements)
+        estimates.note_placed([p.workload for p in placements], self.now)
         for placement in placements:
             workload = self.workloads[placement.workload]
             workload.state, workload.attempt = WorkloadState.PLACED, workload.attempt + 1
@@ -338,7 +339,7 @@ class _Applier:
 
     def explain(self) -> None:
         """Write reasons, positions and expected starts that changed; a Decision where the reason itself is another one."""
-        changed = []
+        changed, first_starts = [], {}
         for pk, news in sorted(self.news.items()):
             if self.states.get(pk) != WorkloadState.QUEUED:
                 continue
@@ -347,7 +348,11 @@ class _Applier:
                 self._decide(pk, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
                 self._out_of_date(nudge.workload_topic(news.public_id))
             changed.append(refusal)
+            if news.is_first_start and refusal.expected_start is not None:
+                first_starts[pk] = refusal.expected_start
             self.done.told[pk] = refusal
+        if first_starts:
+            estimates.note_told(first_starts, self.now)
         if changed:
             _write_reasons(changed)
             self._out_of_date(nudge.QUEUE)
@@ -418,6 +423,7 @@ class _News:
     refusal: Refusal
     public_id: object
     code_before: str
+    is_first_start: bool  # there was no expected start before
 
 
 REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]

@@ -525,6 +525,26 @@ class Decision(models.Model):
         indexes = [models.Index(fields=["workload", "-at"]), models.Index(fields=["-at"])]
 
 
+class StartEstimate(models.Model):
+    """The expected start that a workload was first told in one wait, and what came of it: ranges are made from these."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
+    attempt = models.PositiveIntegerField(help_text="how often it had been placed before this wait")
+    told_at = models.DateTimeField()
+    expected_start = models.DateTimeField()
+    latest = models.DateTimeField(null=True, blank=True, help_text="the upper end of its range, if it was told one")
+    over_at = models.DateTimeField(null=True, blank=True, help_text="when it was placed, or left the queue")
+    started = models.BooleanField(default=False, help_text="it was placed")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["workload", "attempt"], name="one_estimate_per_wait")]
+        indexes = [
+            models.Index(fields=["pool", "-over_at"]),
+            models.Index(fields=["expected_start"], condition=Q(over_at=None), name="estimates_of_those_who_wait"),
+        ]
+
+
 class Leader(models.Model):
     """One row. Every write of the engine checks that its epoch is still this one."""
 

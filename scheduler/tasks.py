@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, engine, nudge, retention
+from scheduler import clock, engine, estimates, nudge, retention
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
@@ -49,5 +49,6 @@ def reservation_clock() -> None:
 
 @shared_task
 def forget_old() -> None:
-    """Decisions and recorded snapshots whose time is over."""
+    """Decisions and recorded snapshots whose time is over, expected starts that no range is made from any more."""
     retention.forget_old(timezone.now())
+    estimates.tidy()
