@@ -162,6 +162,7 @@ class RunWanted:
     cpu_milli: int = 0
     memory_mib: int = 0
     max_runtime_seconds: int = 0
+    array_index: int | None = None  # which task of an array it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -516,6 +516,7 @@ def _environment(wanted: RunWanted, view: View, mark: str) -> dict[str, str]:
         "GPUPOOL_RUN": wanted.run,
         "GPUPOOL_MARK": mark,
         "GPUPOOL_ATTEMPT": str(wanted.attempt),
+        **({} if wanted.array_index is None else {"GPUPOOL_ARRAY_INDEX": str(wanted.array_index)}),
         "GPUPOOL_NOTICE": str(view.inbox / "notice"),
         "GPUPOOL_CHECKPOINT_DIR": str(view.checkpoint),
         "GPUPOOL_SIMULATED_LOAD": str(view.outbox / "load"),

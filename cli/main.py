@@ -231,6 +231,8 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once ID has ended: ok, any or not_ok.")
+@click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def run_job(
@@ -239,9 +241,13 @@ def run_job(
     follow: bool,
     labels: tuple[str, ...],
     environment: tuple[str, ...],
+    after: tuple[str, ...],
+    array: str | None,
     **given: Any,
 ) -> None:
     """Run a command as a job: gpupool job run --gpus 2 -- python train.py"""
+    if array and follow:
+        raise click.UsageError("--follow goes with one job; read a task's log with: gpupool job logs ID")
     body = _body(session, given)
     body["command"] = words[0] if len(words) == 1 else shlex.join(words)
     body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
@@ -251,12 +257,52 @@ def run_job(
         for name, pairs in (("labels_required", _pairs(labels)), ("environment", _pairs(environment)))
         if pairs
     }
+    if after:
+        body["after"] = [_dependency(session, text) for text in after]
+    if array:
+        made = session.client.post("arrays/", body | {"array": array})
+        return output.as_json(made) if session.json else _tasks_made(made)
     made = session.client.post("jobs/", body)
     if not follow:
         return _made(session, made)
     if not session.json:
         _made(session, made)
     return _follow(session, made["id"], None)
+
+
+def _dependency(session: Session, text: str) -> dict[str, str]:
+    condition, colon, id_ = text.partition(":")
+    if not colon or condition not in ("ok", "any", "not_ok"):
+        raise click.UsageError(f"--after {text!r}; allowed: ok:ID, any:ID or not_ok:ID.")
+    return {"condition": condition, "workload": _found(session, id_)["id"]}
+
+
+def _tasks_made(made: Any) -> None:
+    output.say(f"{made['name']} ({made['id']}): {made['tasks']} tasks in {made['pool']}.")
+
+
+@command(job, "arrays")
+def list_arrays(session: Session) -> None:
+    """Arrays of jobs of your teams, with their counts."""
+    rows = list(session.client.pages("arrays/"))
+    if session.json:
+        return output.as_json(rows)
+    columns = ("tasks", "waiting", "running", "finished", "failed")
+    return output.table(
+        ("id", "name", *columns, "owner"),
+        ((row["id"][:8], row["name"], *(row[name] for name in columns), row["owner"]) for row in rows),
+        "No arrays. Make one: gpupool job run --array 0-9 -- COMMAND",
+    )
+
+
+@command(job, "cancel-array")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_array(session: Session, id_: str, reason: str) -> None:
+    """Cancel every task of an array that has not ended."""
+    found = _named(session.client, id_, "arrays/", "array")
+    answer = session.client.post(f"arrays/{found['id']}/cancel/", {"why": reason})
+    output.as_json(answer) if session.json else output.say(f"{answer['cancelled']} tasks are cancelled.")
 
 
 @command(job, "logs")

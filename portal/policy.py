@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
-from scheduler.models import Gpu, Host, Pool, Project, Quota, Reservation, Series, Team, Volume, Workload
+from scheduler.models import Gpu, Host, JobArray, Pool, Project, Quota, Reservation, Series, Team, Volume, Workload
 from telemetry.models import Budget, Charge, Statement
 
 Viewer = User | AnonymousUser
@@ -30,7 +30,7 @@ def team_id_of(thing: Any) -> int | None:
         return int(thing.pk)
     if isinstance(thing, Project | Quota | Submission):
         return int(thing.team_id)
-    if isinstance(thing, Workload | Reservation | Series):
+    if isinstance(thing, Workload | Reservation | Series | JobArray):
         return int(thing.project.team_id)
     if isinstance(thing, Pool):
         return thing.team_id
@@ -254,6 +254,13 @@ def visible_workloads(user: Viewer) -> QuerySet[Workload]:
     if sees_all_teams(user):
         return Workload.objects.all()
     return Workload.objects.filter(project__team__in=my_team_ids(user))
+
+
+def visible_arrays(user: Viewer) -> QuerySet[JobArray]:
+    """Arrays of own teams; of all teams for operators and auditors."""
+    if sees_all_teams(user):
+        return JobArray.objects.all()
+    return JobArray.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_volumes(user: Viewer) -> QuerySet[Volume]:

@@ -17,7 +17,9 @@ from typing import Any
 from django.utils import timezone
 
 from portal import policy
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.estimates import LEAST_RECORDS, PastStarts
+from scheduler.core.model import SLOTS_PER_GPU, Priority
+from scheduler.core.ordering import LARGE_OLDEST_AFTER, LARGE_UNITS, LONGEST_STRETCH, OLDEST_AFTER, STRETCH
 from scheduler.models import Run, Workload
 
 Numbers = Mapping[str, Any]
@@ -135,6 +137,9 @@ class _Facts:
 
 Sentence = Callable[[_Facts], str]
 
+# How a dependency has to have ended.
+CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
+
 REASONS: dict[str, Sentence] = {
     # why it starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
@@ -192,7 +197,13 @@ REASONS: dict[str, Sentence] = {
     "budget_closed": lambda f: (
         f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
     ),
-    "dependency": lambda f: "It waits for a workload that it depends on.",
+    "dependency": lambda f: (
+        f"It waits for {f.workload('another workload')} to end"
+        f"{', and for ' + _counted(int(f.get('workloads')) - 1, 'other') if f.several('workloads') else ''}."
+    ),
+    "array_limit": lambda f: (
+        f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; it is the turn of others."
+    ),
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
     "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
     "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
@@ -246,7 +257,7 @@ REASONS: dict[str, Sentence] = {
     ),
     "window_eats_guarantees": lambda f: (
         f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
-        f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it; you can ask for that."
+        f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, when asked to."
     ),
     "extension_blocked": lambda f: (
         f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {_in_the_way(f)}. Reserve the time after it beside it."
@@ -279,6 +290,11 @@ REASONS: dict[str, Sentence] = {
         f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
         if f.get("host") and f.get("event")
         else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
+    ),
+    "dependency_never_met": lambda f: (
+        f"It was to run once {f.workload('another workload')} had "
+        f"{CONDITIONS.get(str(f.get('condition')), 'ended as it had to')}; that can't happen any more"
+        f"{', it ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
     ),
 }
 
@@ -320,6 +336,132 @@ def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | No
     return sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
 
 
+# -- expected starts, and why others go first --------------------------------------------------------------------------
+
+
+def likely_start(
+    expected: datetime | None, likely: tuple[datetime, datetime] | None, now: datetime, *, short: bool = False
+) -> str:
+    """``likely between 14:20 and 15:05`` (``short``: ``14:20 – 15:05``); without a range ``about 14:20``; ``not known``."""
+    if expected is None:
+        return "not known"
+    soon = expected <= now + timedelta(seconds=30)
+    if likely is None or likely[1] <= now + timedelta(minutes=2):
+        return "any moment" if soon else f"about {_clock(expected, now)}"
+    first, last = likely
+    until = _clock(last, now if timezone.localtime(first).date() == timezone.localtime(now).date() else first)
+    if soon:
+        return f"now – {until}" if short else f"any moment, likely by {until}"
+    begin = "now" if first <= now + timedelta(minutes=1) else _clock(first, now)
+    return f"{begin} – {until}" if short else f"likely between {begin} and {until}"
+
+
+def _clock(at: datetime, now: datetime) -> str:
+    """``14:20``; with its day where that is not ``now``'s."""
+    local = timezone.localtime(at)
+    return f"{local:%H:%M}" if local.date() == timezone.localtime(now).date() else f"{local:%a} {local.day} {local:%b %H:%M}"
+
+
+def past_starts(past: PastStarts) -> str:
+    """How good the expected starts of a pool were, and whether there is enough of a record to tell ranges from."""
+    if not past.counted:
+        return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
+    off = f"half were off by more than {duration(past.median_error)}"
+    if not past.is_enough:
+        return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
+    if past.ranged < LEAST_RECORDS:
+        return (
+            f"The range comes from the last {past.counted} that waited in this pool; {off}. "
+            "Too few were told a range yet to say how many kept to it. It is no guarantee."
+        )
+    return (
+        f"Of the last {past.ranged} that were told a range in this pool, {round(100 * past.in_time / past.ranged)} % "
+        f"started by its upper end; {off}. It is no guarantee."
+    )
+
+
+# In a list: what puts it first (scheduler.core.ordering.Part).
+FIRST_BECAUSE: dict[str, str] = {
+    "reservation": "runs inside a reservation",
+    "room_is_made": "others already make room for it",
+    "within_guarantee": "within its team's guarantee",
+    "below_guarantee": "its team is below its guarantee",
+    "fair_share": "its team used less of its fair share",
+    "own_team": "your own team's turn went to other work",
+    "priority": "has a higher priority in your team",
+    "aged": "has waited too long already",
+    "submitted": "has waited longer",
+    "place": "asked earlier, or is shorter",
+    "number": "was asked for first",
+}
+
+PRIORITY_WORDS = {int(priority): priority.name.lower() for priority in Priority}
+
+# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.selectors.queue.why_them).
+WHY_FIRST: dict[str, Callable[[_Facts], str]] = {
+    "there_first": lambda f: (
+        f"It has had its GPUs since {_time_of(f, 'theirs_started')}; yours was asked for at {_time_of(f, 'mine_submitted')}. What runs is "
+        "only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
+    ),
+    "fit": lambda f: (
+        f"Its turn comes after yours, but it asks for {f.plain('', 'theirs_units')} and there was room for that which yours"
+        f"{f.plain(' (it asks for ', 'mine_units', after=')')} can't use. What goes past yours may not delay its expected start."
+    ),
+    "turned_away": lambda f: "Yours does not stand in line at present: see the reason above.",
+    "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
+    "room_is_made": lambda f: "Others were already told to make room for it; what is freed for it is kept for it.",
+    "within_guarantee": lambda f: (
+        f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{f.plain(' (', 'theirs_quota', after=')')}; "
+        f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{f.plain(' (', 'mine_quota', after=')')}. "
+        "What is guaranteed comes before what is borrowed."
+    ),
+    "below_guarantee": lambda f: (
+        f"{f.plain('', 'theirs_team')} holds less than it is guaranteed{f.plain(' (', 'theirs_quota', after=')')}; yours would only be "
+        f"borrowed{f.plain(' (', 'mine_quota', after=')')}. Teams below their guarantee come before those that borrow."
+    ),
+    "fair_share": lambda f: (
+        f"Both would borrow, and who used less by its weight borrows first: {f.plain('', 'theirs_team')} "
+        f"{f.get('theirs_share') or 0:,.0f} GPU-hours, {f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
+        f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
+    ),
+    "own_team": lambda f: (
+        f"Other work of {f.plain('', 'mine_team')} stands before yours; by the time its turn was over, this one's had come."
+    ),
+    "priority": lambda f: (
+        f"Both are of {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
+        f"{PRIORITY_WORDS.get(f.get('mine_priority'), '')}."
+    ),
+    "aged": lambda f: (
+        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job goes before others of equal standing after "
+        f"{duration(OLDEST_AFTER)}, its oldest over {LARGE_UNITS} GPUs after {duration(LARGE_OLDEST_AFTER)}."
+    ),
+    "submitted": lambda f: (
+        f"Both have waited so long that only this counts: it was asked for at {_time_of(f, 'theirs_submitted')}, yours at "
+        f"{_time_of(f, 'mine_submitted')}."
+    ),
+    "place": lambda f: (
+        f"A place in line is the time of asking plus {STRETCH} times the expected run time, at most {duration(LONGEST_STRETCH)} more. "
+        f"It: asked {_time_of(f, 'theirs_submitted')}, expected to run {duration(f.get('theirs_predicted'))}, so "
+        f"{_time_of(f, 'theirs_place')}. Yours: asked {_time_of(f, 'mine_submitted')}, expected to run "
+        f"{duration(f.get('mine_predicted'))}, so {_time_of(f, 'mine_place')}. Expected run times come from similar jobs that finished."
+    ),
+    "number": lambda f: "They are equal in everything that counts; it was asked for first.",
+}
+
+
+def why_first(rule: str, numbers: Numbers) -> str:
+    """The decisive rule between two workloads, in a sentence or two; ``rule`` is a key of ``WHY_FIRST``."""
+    return WHY_FIRST[rule](_Facts(numbers, None))
+
+
+def _time_of(f: _Facts, name: str) -> str:
+    """``14:20``, with its day where that is not the ``now`` of the numbers."""
+    at, now = f.get(name), f.get("now")
+    if at is None or now is None:
+        return "an unknown time"
+    return _clock(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC))
+
+
 # -- states ------------------------------------------------------------------------------------------------------------
 
 # State: (shape in icons.svg, word, tone). Shape and word say it, the tone only helps.
@@ -346,6 +488,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "start_failed": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
+    "dependency_never_met": ("cancelled", "Never its turn", "ended"),
 }
 
 
@@ -528,6 +671,7 @@ SAME: dict[str, tuple[str, str, str]] = {
     "request_reservation": ("reservation create", "POST", "/api/v1/reservations/"),
     "request_series": ("reservation create", "POST", "/api/v1/series/"),
     "request_quota_change": ("quota request", "POST", "/api/v1/quotas/requests/"),
+    "submit_array": ("job run", "POST", "/api/v1/arrays/"),
     "cancel_workload": ("cancel", "POST", "/api/v1/workloads/{id}/cancel/"),
     "extend_workload": ("extend", "POST", "/api/v1/workloads/{id}/extend/"),
 }

@@ -1,4 +1,4 @@
-"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, workloads.
+"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, arrays, workloads.
 
 Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
 who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows.
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from django.db import models
 
-from scheduler.models import Host, Leader, Pool, Reservation, Workload
+from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Workload
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -33,6 +33,11 @@ def pools(ids: Iterable[int]) -> dict[int, Pool]:
 def hosts(ids: Iterable[int]) -> dict[int, Host]:
     """A host's states, inventory and runs change only under this lock."""
     return _rows(Host, ids)
+
+
+def arrays(ids: Iterable[int]) -> dict[int, JobArray]:
+    """How many of an array's tasks are released changes only under this lock."""
+    return _rows(JobArray, ids)
 
 
 def workloads(ids: Iterable[int]) -> dict[int, Workload]:

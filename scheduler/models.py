@@ -276,6 +276,8 @@ class AskFields(models.Model):
     labels_required = models.JSONField(default=dict, blank=True)
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
+    labels_preferred = models.JSONField(default=dict, blank=True, help_text="hosts with more of them come first")
+    spread = models.BooleanField(default=False, help_text="over hosts that share as little as can be")
 
     class Meta:
         abstract = True
@@ -349,6 +351,22 @@ class BoundUnit(models.Model):
         ]
 
 
+class JobArray(models.Model):
+    """One submission of many tasks: jobs that differ in their index. Its tasks are Workloads that name it."""
+
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80)
+    indices = models.CharField(max_length=200, help_text="as they were asked for, such as 0-9 or 1,3,5-9:2")
+    most_at_once = models.PositiveIntegerField(null=True, blank=True, help_text="tasks released together; empty: all")
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Workload(AskFields):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=10, choices=WorkloadKind.choices)
@@ -360,6 +378,15 @@ class Workload(AskFields):
     reservation = models.ForeignKey(
         Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads"
     )
+    array = models.ForeignKey(
+        JobArray, null=True, blank=True, on_delete=models.PROTECT, related_name="tasks", help_text="it is a task of this"
+    )
+    array_index = models.PositiveIntegerField(null=True, blank=True)
+    held_back = models.BooleanField(default=False, help_text="a task whose array lets no more start at present")
+    waits_for = ArrayField(
+        models.BigIntegerField(), default=list, blank=True, help_text="workloads whose end it still waits for"
+    )
+    wanted_by = models.DateTimeField(null=True, blank=True, help_text="when it should be done: a wish, nothing holds it to it")
     command = models.TextField(default="", blank=True, help_text="a job's shell command; empty for a notebook")
     environment = models.JSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
@@ -411,12 +438,34 @@ class Workload(AskFields):
         indexes = [
             models.Index(fields=["pool", "state"]),
             models.Index(fields=["state"], condition=~Q(state="ended"), name="workloads_not_ended"),
+            models.Index(fields=["array"], condition=Q(held_back=True), name="tasks_held_back"),
             models.Index(fields=["owner", "-submitted_at"]),
             models.Index(fields=["project", "-submitted_at"]),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+
+class Dependency(models.Model):
+    """A workload waits until another one, which was there before it, has ended as it has to. Made at its birth only."""
+
+    class Condition(models.TextChoices):
+        OK = "ok", "finished"
+        ANY = "any", "ended"
+        NOT_OK = "not_ok", "ended otherwise"
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependencies")
+    on = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependents")
+    condition = models.CharField(max_length=6, choices=Condition.choices, default=Condition.OK)
+    settled_at = models.DateTimeField(null=True, blank=True, help_text="when it was met, or could not be met any more")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["workload", "on"], name="a_workload_waits_for_another_once"),
+            models.CheckConstraint(condition=Q(workload__gt=F("on")), name="a_workload_waits_for_earlier_ones"),
+        ]
+        indexes = [models.Index(fields=["on"], condition=Q(settled_at=None), name="dependencies_not_settled")]
 
 
 class Run(models.Model):

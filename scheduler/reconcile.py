@@ -286,4 +286,5 @@ def _wanted(command: Command, unit_uuids: list[str]) -> RunWanted:
         cpu_milli=workload.cpu_milli,
         memory_mib=workload.memory_mib,
         max_runtime_seconds=workload.max_runtime_seconds,
+        array_index=workload.array_index,
     )

@@ -293,6 +293,11 @@ class Moment:
         code, numbers = budget.gate, budget.gate_numbers
         if row["reservation__state"] is not None and row["reservation__state"] not in PROMISED:
             code, numbers = str(Code.RESERVATION_OVER), ()
+        elif row["waits_for"]:
+            waits_for = row["waits_for"]
+            code, numbers = str(Code.DEPENDENCY), (("workload", waits_for[0]), ("workloads", len(waits_for)))
+        elif row["held_back"]:
+            code, numbers = str(Code.ARRAY_LIMIT), (("most_at_once", row["array__most_at_once"]),)
         return model.Queued(
             id=row["pk"],
             team=row["project__team_id"],
@@ -464,7 +469,17 @@ RUNNING_COLUMNS = (
     "cpu_milli",
     "memory_mib",
 )
-QUEUED_COLUMNS = (*WORK_COLUMNS, *ASK_COLUMNS, "reservation__state", "submitted_at", "not_before", "earmarked_units")
+QUEUED_COLUMNS = (
+    *WORK_COLUMNS,
+    *ASK_COLUMNS,
+    "reservation__state",
+    "submitted_at",
+    "not_before",
+    "earmarked_units",
+    "waits_for",
+    "held_back",
+    "array__most_at_once",
+)
 
 
 def pool_of(pool: Pool) -> model.Pool:

@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, engine, estimates, nudge, retention
+from scheduler import clock, engine, estimates, nudge, releases, retention
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
@@ -18,6 +18,7 @@ _recorder = Recorder() if settings.GPUPOOL_RECORDING_HOURS else None
 @shared_task
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
+    releases.settle(timezone.now())
     if engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm, _recorder) is None:
         nudge.pass_on()
 
@@ -30,6 +31,7 @@ def sweep() -> None:
     clock.stop_at_time_limits(now)
     clock.give_up_starts(now)
     clock.give_up_notebooks(now)
+    releases.settle(now)
     engine.cycle(engine.holder(), timezone.now(), timezone.now, _warm, _recorder)
 
 

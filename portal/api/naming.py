@@ -10,7 +10,7 @@ from portal.api.base import choose
 from portal.errors import Invalid
 from portal.models import Template, User
 from portal.validation import shown
-from scheduler.models import Pool, Project, Reservation, Team
+from scheduler.models import Pool, Project, Reservation, Team, Workload
 
 
 def pool_of(user: User, slug: str) -> Pool:
@@ -43,6 +43,18 @@ def reservation_of(user: User, public_id: UUID | None) -> Reservation | None:
     return choose(rows, "reservation", str(public_id), "the id of a reservation", public_id=public_id)
 
 
+def after_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload]]:
+    """What a job waits for: conditions and workloads. Raises Invalid."""
+    rows = policy.visible_workloads(user)
+    return [
+        (
+            each["condition"],
+            choose(rows, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"]),
+        )
+        for each in given
+    ]
+
+
 def template_of(slug: str | None) -> Template | None:
     """A template by its slug; None stays None. Raises Invalid."""
     return (
@@ -57,6 +69,8 @@ def work_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
     found["pool"] = pool_of(user, given["pool"])
     if "reservation" in given:
         found["reservation"] = reservation_of(user, given["reservation"])
+    if "after" in given:
+        found["after"] = after_of(user, given["after"])
     if "template" in given:
         found["template"] = template_of(given["template"])
     return found

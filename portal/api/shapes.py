@@ -14,7 +14,18 @@ from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.series import WEEKDAYS
 from portal.services.workloads import PRIORITY_NAMES
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Host, Project, Quota, Reservation, Series, Workload, WorkloadKind, WorkloadType
+from scheduler.models import (
+    Dependency,
+    Host,
+    JobArray,
+    Project,
+    Quota,
+    Reservation,
+    Series,
+    Workload,
+    WorkloadKind,
+    WorkloadType,
+)
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
 from telemetry.models import Bucket, Charge, HealthRule, Price
 
@@ -257,6 +268,10 @@ class WorkloadShape(Ser):
     borrowed_gpus = serializers.SerializerMethodField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
     checkpoint_at = serializers.DateTimeField(allow_null=True)
+    array = serializers.UUIDField(
+        source="array.public_id", allow_null=True, default=None, help_text="it is a task of this"
+    )
+    array_index = serializers.IntegerField(allow_null=True)
     simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
 
     def get_project(self, workload: Workload) -> str:
@@ -298,8 +313,22 @@ class RunShape(Ser):
         return sorted(allocation.unit.uuid for allocation in run.allocations.all())
 
 
+class AfterShape(Ser):
+    workload = serializers.UUIDField(source="on.public_id")
+    condition = serializers.ChoiceField(choices=Dependency.Condition.choices)
+    settled_at = serializers.DateTimeField(allow_null=True, help_text="when it had ended")
+
+
 class WorkloadDetail(WorkloadShape):
     runs = serializers.SerializerMethodField()
+    after = serializers.SerializerMethodField(help_text="what it waits or waited for")
+
+    @extend_schema_field(AfterShape(many=True))
+    def get_after(self, workload: Workload) -> Any:
+        """In the order of their submission."""
+        seen = policy.visible_workloads(self.context["user"])
+        rows = workload.dependencies.filter(on__in=seen).select_related("on").order_by("on_id")
+        return AfterShape(rows, many=True).data
 
     @extend_schema_field(RunShape(many=True))
     def get_runs(self, workload: Workload) -> Any:
@@ -351,6 +380,13 @@ class NotebookWish(_AskWish):
     reservation = serializers.UUIDField(required=False, allow_null=True)
 
 
+class AfterWish(Strict):
+    workload = serializers.UUIDField(help_text="earlier work that you may see")
+    condition = serializers.ChoiceField(
+        choices=Dependency.Condition.choices, default="ok", help_text="how it has to have ended"
+    )
+
+
 class JobWish(_AskWish):
     name = name_field()
     command = serializers.CharField(max_length=20_000)
@@ -367,6 +403,37 @@ class JobWish(_AskWish):
     most_retries = count_field(0, required=False)
     reservation = serializers.UUIDField(required=False, allow_null=True)
     environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
+    after = AfterWish(many=True, required=False, help_text="starts once all of these have ended as they have to")
+
+
+class ArrayWish(JobWish):
+    """A job for each index, with GPUPOOL_ARRAY_INDEX in its environment."""
+
+    array = serializers.CharField(max_length=200, help_text="such as 0-9, 1,3,5-9:2 or 0-99%4 (at most 4 at once)")
+
+
+class ArrayShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    indices = serializers.CharField()
+    most_at_once = serializers.IntegerField(allow_null=True)
+    created_at = serializers.DateTimeField()
+    tasks = serializers.IntegerField(source="tasks_all")
+    waiting = serializers.IntegerField()
+    running = serializers.IntegerField(help_text="placed, starting, running or stopping")
+    finished = serializers.IntegerField()
+    failed = serializers.IntegerField(help_text="ended otherwise")
+
+    def get_project(self, array: JobArray) -> str:
+        """team/project."""
+        return f"{array.project.team.slug}/{array.project.slug}"
+
+
+class CancelledTasks(Ser):
+    cancelled = serializers.IntegerField(help_text="tasks that had not ended")
 
 
 class RelaunchWish(Strict):

@@ -12,11 +12,12 @@ from rest_framework.response import Response
 
 from portal import policy, wording
 from portal.api import naming, shapes
-from portal.api.base import Empty, View, Why, find
+from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
+from portal.selectors.arrays import with_counts
 from portal.services import workloads
 from scheduler import logs
-from scheduler.models import Run, Workload, WorkloadKind
+from scheduler.models import JobArray, Run, Workload, WorkloadKind
 from scheduler.states import RunState, WorkloadState
 
 LOG_PIECE = 64 * 1024
@@ -24,7 +25,12 @@ LOG_PIECE = 64 * 1024
 
 def _rows(view: View) -> QuerySet[Workload]:
     rows = policy.visible_workloads(view.actor)
-    return rows.select_related("pool", "project__team", "owner", "reservation")
+    return rows.select_related("pool", "project__team", "owner", "reservation", "array")
+
+
+def _arrays(view: View) -> QuerySet[JobArray]:
+    rows = with_counts(policy.visible_arrays(view.actor))
+    return rows.select_related("pool", "project__team", "owner").order_by("-created_at", "-pk")
 
 
 def _filtered(view: View, query: dict[str, Any]) -> QuerySet[Workload]:
@@ -81,6 +87,36 @@ class Jobs(View):
         """Submit a job."""
         given = naming.work_arguments(self.actor, self.given(shapes.JobWish))
         return self.one(workloads.submit_job(**self.by, **given), shapes.WorkloadShape, 201)
+
+
+class Arrays(View):
+    @extend_schema(operation_id="arrays_list", parameters=[PageQuery], responses=page_of(shapes.ArrayShape))
+    def get(self, request: Request) -> Response:
+        """Arrays of jobs that you may see, newest first, with how many tasks wait, run and ended."""
+        query = self.query(PageQuery)
+        return self.page(_arrays(self), shapes.ArrayShape, query)
+
+    @extend_schema(operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.ArrayShape})
+    def post(self, request: Request) -> Response:
+        """Submit a job for each index, in one request."""
+        made = workloads.submit_array(**self.by, **naming.work_arguments(self.actor, self.given(shapes.ArrayWish)))
+        return self.one(_arrays(self).get(pk=made.pk), shapes.ArrayShape, 201)
+
+
+class OneArray(View):
+    @extend_schema(operation_id="arrays_read", responses=shapes.ArrayShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """One array of jobs."""
+        return self.one(find(_arrays(self), public_id=id), shapes.ArrayShape)
+
+
+class CancelArray(View):
+    @extend_schema(operation_id="arrays_cancel", request=Why, responses=shapes.CancelledTasks)
+    def post(self, request: Request, id: UUID) -> Response:
+        """Cancel every task that has not ended."""
+        row = find(_arrays(self), public_id=id)
+        cancelled = workloads.cancel_array(**self.by, array=row, **self.given(Why))
+        return self.one({"cancelled": cancelled}, shapes.CancelledTasks)
 
 
 class NotebookPreview(View):

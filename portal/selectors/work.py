@@ -11,8 +11,9 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from portal.selectors import moves, stops, use
+from portal.selectors import moves, starts, stops, use
 from portal.selectors.moves import Move
+from portal.selectors.starts import Likely
 from portal.selectors.stops import Stop
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
@@ -33,7 +34,7 @@ from telemetry.budgets import forecast_of
 from telemetry.models import Budget
 from telemetry.months import month_of
 
-RELATED = ("project__team", "pool", "owner", "reservation")
+RELATED = ("project__team", "pool", "owner", "reservation", "array")
 GOING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
 PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 SLOTS = F("slots__endswith") - F("slots__startswith")
@@ -67,6 +68,7 @@ class Piece:
     price_per_hour: Decimal | None = None
     eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
     stop: Stop | None = None  # who stopped it, or is stopping it, by hand
+    likely: Likely | None = None  # from when and by when it likely starts, while it waits
     move: Move | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
 
     @property
@@ -103,6 +105,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     if gone:
         for run_id, move in moves.of_runs(gone).items():
             gone[run_id].move = move
+    likely = starts.of((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
@@ -110,6 +113,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
     used = use.of_workloads(holding, hosts, now)
     for pk, piece in found.items():
+        piece.likely = likely.likely(piece.workload)
         piece.waiting = counts.get(piece.workload.pool_id, 0)
         piece.cost = costs.get(pk)
         piece.use = used.get(pk, piece.use)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -19,16 +21,21 @@ from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
 from portal.sign_out import session_hash
-from portal.validation import Checks
+from portal.validation import Checks, shown
 from scheduler import services as engine
 from scheduler.core.model import Priority
-from scheduler.models import Pool, Project, Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload, WorkloadKind, WorkloadType
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.core.money import rounded
 
 SHORTEST_RUNTIME = 60
 MOST_RETRIES = 10
 LONGEST_COMMAND = 20_000
+MOST_DEPENDENCIES = 20
+MOST_TASKS = 1_000
+LARGEST_INDEX = 1_000_000
+INDICES = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
+ARRAY = re.compile(rf"(?P<parts>{INDICES}(,{INDICES})*)(%(?P<at_once>[0-9]{{1,4}}))?")
 LONGEST_KEEP = 24 * 3600
 CODE_LIFE = timedelta(seconds=60)
 PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
@@ -63,6 +70,7 @@ class _Wish:
     max_runtime_seconds: int
     most_retries: int
     reservation: Reservation | None
+    after: tuple[tuple[str, Workload], ...] = ()
 
 
 def launch_notebook(
@@ -115,20 +123,58 @@ def submit_job(
     most_retries: int = 0,
     reservation: Reservation | None = None,
     environment: dict[str, str] | None = None,
+    after: list[tuple[str, Workload]] | None = None,
     via: str = "web",
 ) -> Workload:
     """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
 
-    Raises Invalid, NotAllowed.
+    ``after`` is earlier work that it waits for, each with how that has to end: ok, any or not_ok. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)
     wish = _job_wish(
         project, pool, now, name=name, command=command, units=units, hosts=hosts, models=models, profile=profile,
         min_memory_mib=min_memory_mib, min_compute_capability=min_compute_capability, labels_required=labels_required,
         nvlink=nvlink, type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
-        most_retries=most_retries, reservation=reservation, environment=environment,
+        most_retries=most_retries, reservation=reservation, environment=environment, after=after,
     )  # fmt: skip
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
+
+
+def submit_array(
+    *, actor: User, project: Project, pool: Pool, now: datetime, array: str, via: str = "web", **arguments: Any
+) -> JobArray:
+    """Queue one job for each index of ``array`` (see ``indices_of``), each with GPUPOOL_ARRAY_INDEX in its environment.
+
+    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "workload.launch", project)
+    checks = Checks()
+    indices, most_at_once = indices_of(checks, array)
+    checks.done()
+    wish = _job_wish(project, pool, now, **_job_defaults(arguments))
+    with transaction.atomic():
+        made = engine.queue_array(
+            owner=actor, now=now, indices=indices, words=array.strip(), most_at_once=most_at_once, **_columns(wish)
+        )
+        told = {**{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")}, "array": array}
+        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=told)
+    return made
+
+
+def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
+    """Cancel every task that has not ended; how many. Raises Conflict when none is left, NotAllowed, Invalid."""
+    policy.require(actor, "workload.change", array)
+    checks = Checks()
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        cancelled = engine.cancel_array(array, now=now)
+        if not cancelled:
+            raise Conflict(f"Every task of {array.name} has ended or is stopping; there is nothing to cancel.")
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_array", target=array, why=why, after={"tasks": cancelled}
+        )
+    return cancelled
 
 
 def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any) -> Workload:
@@ -288,6 +334,7 @@ def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
         "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "min_memory_mib": 0,
         "min_compute_capability": 0, "labels_required": None, "nvlink": False, "type": "training", "priority": "normal",
         "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "reservation": None, "environment": None,
+        "after": None,
     }  # fmt: skip
     return defaults | {name: value for name, value in given.items() if name in defaults}
 
@@ -371,6 +418,7 @@ def _job_wish(
     most_retries: Any,
     reservation: Reservation | None,
     environment: Any,
+    after: Any = None,
 ) -> _Wish:
     checks = Checks()
     ask = _checked_common(
@@ -393,6 +441,7 @@ def _job_wish(
         ),
         most_retries=checks.count("most_retries", most_retries, 0, MOST_RETRIES),
         reservation=_checked_reservation(checks, reservation, project, pool, now),
+        after=_checked_after(checks, after or ()),
     )
     checks.done()
     return wish
@@ -414,6 +463,43 @@ def _checked_priority(checks: Checks, value: Any, project: Project) -> int:
         )
         return int(Priority.NORMAL)
     return int(number)
+
+
+def _checked_after(checks: Checks, after: Iterable[tuple[str, Workload]]) -> tuple[tuple[str, Workload], ...]:
+    """What it waits for: earlier work that may still end as it has to."""
+    found = {workload.pk: (condition, workload) for condition, workload in after}
+    if len(found) > MOST_DEPENDENCIES:
+        checks.note("after", len(found), f"after names {len(found)} workloads; allowed: at most {MOST_DEPENDENCIES}.")
+    for condition, _ in found.values():
+        checks.choice("after", condition, Dependency.Condition.values)
+    if "after" not in checks.problems:
+        late = engine.never_met(found.values())
+        if late is not None:
+            words = f"after names {late.name}, which ended as {late.outcome.replace('_', ' ')}"
+            checks.note("after", late.name, f"{words}; allowed: work that can still end as it has to.")
+    return tuple(found.values())
+
+
+def indices_of(checks: Checks, text: Any) -> tuple[list[int], int | None]:
+    """The tasks of an array and how many of them at once (None: all): ``0-9``, ``1,3,5-9:2``, ``0-99%4``."""
+    allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MOST_TASKS:,} tasks, with numbers up to {LARGEST_INDEX:,}"
+    matched = ARRAY.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
+    if matched is None:
+        checks.note("array", text, f"array is {shown(text)}; allowed: {allowed}.")
+        return [], None
+    found: set[int] = set()
+    for part in matched["parts"].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        low, high = int(first), int(last or first)
+        if high < low or high > LARGEST_INDEX or int(step or 1) < 1 or (high - low) // int(step or 1) >= MOST_TASKS:
+            checks.note("array", text, f"array has the part {part}; allowed: {allowed}.")
+            return [], None
+        found.update(range(low, high + 1, int(step or 1)))
+    at_once = int(matched["at_once"]) if matched["at_once"] else None
+    if len(found) > MOST_TASKS or at_once == 0:
+        checks.note("array", text, f"array is {shown(text)}, {len(found):,} tasks; allowed: {allowed}.")
+    return sorted(found), at_once
 
 
 def _checked_reservation(
@@ -457,6 +543,7 @@ def _columns(wish: _Wish) -> dict[str, Any]:
         "preemptible": wish.preemptible,
         "max_runtime_seconds": wish.max_runtime_seconds,
         "most_retries": wish.most_retries,
+        "after": wish.after,
         **wish.ask.columns,
     }
 

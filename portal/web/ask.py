@@ -31,10 +31,12 @@ from portal.web.ask_forms import (
     values_of,
 )
 from portal.web.context import currency_of
-from scheduler.models import Reservation, Series, Workload
+from scheduler.models import JobArray, Reservation, Series, Workload
 
 REMEMBERED = "last_ask"
-NOT_REMEMBERED = frozenset({"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until"})
+NOT_REMEMBERED = frozenset(
+    {"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until", "after", "array"}
+)
 
 
 @signed_in
@@ -78,7 +80,9 @@ def answer(request: HttpRequest, kind: str) -> HttpResponse:
     return _after(request, made)
 
 
-def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reservation | Series | Workload | None:
+def _carry_out(
+    form: AskForm, user: User, now: datetime
+) -> Submission | Reservation | Series | JobArray | Workload | None:
     kind = form.kind_chosen
     if not form.cleaned_data["name"]:
         form.cleaned_data["name"] = default_name(kind, user, now)
@@ -88,10 +92,13 @@ def _carry_out(form: AskForm, user: User, now: datetime) -> Submission | Reserva
         return form.carry_out(reservations.request_reservation, actor=user, now=now, **form.for_reservation())
     if kind == "notebook":
         return form.carry_out(workloads.launch_notebook, actor=user, now=now, **form.for_notebook())
+    if form.cleaned_data["array"].strip():
+        array = form.cleaned_data["array"].strip()
+        return form.carry_out(workloads.submit_array, actor=user, now=now, array=array, **form.for_job())
     return form.carry_out(workloads.submit_job, actor=user, now=now, **form.for_job())
 
 
-def _after(request: HttpRequest, made: Submission | Reservation | Series | Workload) -> HttpResponse:
+def _after(request: HttpRequest, made: Submission | Reservation | Series | JobArray | Workload) -> HttpResponse:
     if isinstance(made, Submission):
         messages.info(
             request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
@@ -101,6 +108,9 @@ def _after(request: HttpRequest, made: Submission | Reservation | Series | Workl
         first = made.occurrences.order_by("start", "pk")[0]
         messages.success(request, f"{made.name} is reserved {made.occurrences.count()} times.")
         return redirect("reservation", public_id=first.public_id)
+    if isinstance(made, JobArray):
+        messages.success(request, f"{made.name} is queued: {made.tasks.count()} tasks.")
+        return redirect("array", public_id=made.public_id)
     if isinstance(made, Reservation):
         messages.success(request, f"{made.name} is reserved.")
         return redirect("reservation", public_id=made.public_id)

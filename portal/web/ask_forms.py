@@ -26,8 +26,10 @@ from scheduler.models import Pool, Project, Reservation, Workload, WorkloadType
 KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 COUNTS = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
 REPEATS = [("", "Once"), ("weekdays", "Every weekday"), ("daily", "Every day"), ("weekly", "Every week on that day")]
+AFTER = [("", "Any time"), ("ok", "Once it has finished"), ("any", "Once it has ended"), ("not_ok", "Only if it fails")]
 LENGTH_UNITS = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400}
+MOST_EARLIER = 50
 MOST_LENGTH = 100_000
 ANY = ""
 
@@ -51,6 +53,7 @@ class Options:
     projects: dict[str, Project]
     reservations: dict[str, Reservation]
     currency: str
+    earlier: dict[str, Workload]  # what a job can wait for
 
     @classmethod
     def of(cls, user: User, now: datetime, currency: str) -> Options:
@@ -61,6 +64,7 @@ class Options:
             {str(project.pk): project for project in projects},
             {str(row.public_id): row for row in work.open_reservations(user, now)},
             currency,
+            {str(row.public_id): row for row in work.own_open(user).filter(array=None)[:MOST_EARLIER]},
         )
 
 
@@ -137,6 +141,14 @@ class AskForm(VerbForm):
         label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
     )
     most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
+    after = forms.ChoiceField(label="After another one", required=False)
+    after_how = forms.ChoiceField(label="Starts", choices=AFTER[1:], required=False, initial="ok")
+    array = forms.CharField(
+        label="Array",
+        required=False,
+        max_length=200,
+        help_text="One task for each number, such as 0-9; %4 after it lets 4 run at once. GPUPOOL_ARRAY_INDEX says which.",
+    )
     environment = forms.CharField(
         label="Environment",
         required=False,
@@ -152,6 +164,8 @@ class AskForm(VerbForm):
         fields["start"].required = self.kind_chosen == "reservation"
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["target"].choices = _targets(self.lines, options.currency)
+        self.earlier = options.earlier
+        fields["after"].choices = [("", "No"), *((key, row.name) for key, row in self.earlier.items())]
         fields["reservation"].choices = [
             ("", "No"),
             *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
@@ -282,6 +296,7 @@ class AskForm(VerbForm):
             "most_retries": data["most_retries"] or 0,
             "reservation": self.reservations.get(data["reservation"]),
             "environment": data["pairs"],
+            "after": [(data["after_how"] or "ok", self.earlier[data["after"]])] if data.get("after") else [],
         }
 
 

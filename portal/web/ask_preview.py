@@ -309,13 +309,14 @@ def same_elsewhere(form: AskForm) -> Same:
         )
         defaults = {"hosts": 1, "nvlink": False, "most_retries": 0, "environment": {}}
         arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
+        arguments["array"] = data["array"].strip()
     if form.recurs:
         arguments |= {name: form.for_series()[name] for name in ("weekdays", "until", "time_zone")}
         arguments["until"] = f"{arguments['until']:%Y-%m-%d}" if arguments["until"] else ""
     verb = {
         "reservation": "request_series" if form.recurs else "request_reservation",
         "notebook": "launch_notebook",
-        "job": "submit_job",
+        "job": "submit_array" if arguments.get("array") else "submit_job",
     }[kind]
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
     in_words = given

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from portal import wording
 from portal.models import Submission, User
-from portal.selectors import desk, free, work
+from portal.selectors import arrays, desk, free, work
 from portal.selectors import queue as queue_reads
 from portal.selectors.work import Piece, TeamPanel
 from portal.templatetags.gpupool import duration, gpu_model, money
@@ -45,9 +45,10 @@ def _home(request: HttpRequest) -> HttpResponse:
 
 
 def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
-    found = list(work.own_open(user)[: MOST_CARDS + 1])
+    found = list(arrays.one_line_each(work.own_open(user))[: MOST_CARDS + 1])
     pieces = work.pieces(found[:MOST_CARDS], now)
     pieces.sort(key=_order)
+    counted = arrays.counts_of(piece.workload for piece in pieces)
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
     ended = work.pieces(work.own_ended(user, midnight)[:MOST_ENDED], now, with_use=False)
     panels = work.team_panels(user, now)
@@ -55,7 +56,10 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     return {
         "counts": _counts(pieces, len(found) > MOST_CARDS) if panels or pieces else "",
         "heading": "My work" if panels or pieces else "Today",
-        "cards": [{**home_cards.card(piece, user, currency, now), **_sooner(piece, now)} for piece in pieces],
+        "cards": [
+            {**home_cards.card(piece, user, currency, now), **_sooner(piece, now), **_as_array(piece, counted)}
+            for piece in pieces
+        ],
         "more": len(found) > MOST_CARDS,
         "ended": [_ended_row(piece, user, currency) for piece in ended],
         "panels": [_panel(panel, currency, now) for panel in panels],
@@ -67,6 +71,15 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         "coming": _coming(user, now),
         "currency": currency,
     }
+
+
+def _as_array(piece: Piece, counted: dict[int, Any]) -> dict[str, Any]:
+    """A task's card stands for its whole array."""
+    array = counted.get(piece.workload.array_id or 0)
+    if array is None:
+        return {}
+    words = f"Array of {arrays.in_words(array)}. Below its first task that has not ended."
+    return {"title": array.name, "url": reverse("array", args=[array.public_id]), "what": words, "actions": []}
 
 
 def _order(piece: Piece) -> tuple[int, int, datetime]:

@@ -11,15 +11,17 @@ from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpRe
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.views.decorators.http import require_POST
 
 from portal import policy, wording
 from portal.models import User
-from portal.selectors import use, work
+from portal.selectors import arrays, use, work
 from portal.selectors.moves import Move
 from portal.selectors.work import Piece
+from portal.services import workloads as verbs
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.web import home_cards, live
-from portal.web.access import signed_in, viewer
+from portal.web.access import carry_out, found, signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
@@ -29,6 +31,7 @@ from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
 
+ARRAY_LOSS = "Every task that waits leaves the queue. What those that run did since their last checkpoint is lost; logs and files stay."
 TAIL_BYTES = 64 * 1024
 PART_BYTES = 128 * 1024
 TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
@@ -45,19 +48,61 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
     """Every job the person may see, with filters, order, pages and CSV."""
     user, now = viewer(request), timezone.now()
     filters = WorkloadFilters(request.GET)
-    rows = ordered(filters.apply(work.listed(user, WorkloadKind.JOB), user), request.GET.get("sort", ""))
+    chosen = filters.apply(work.listed(user, WorkloadKind.JOB), user)
+    rows = ordered(chosen, request.GET.get("sort", ""))
     if request.GET.get("format") == "csv":
         return workloads_csv("jobs", rows, now)
-    page = page_of(request, rows)
+    page = page_of(request, ordered(arrays.one_line_each(chosen), request.GET.get("sort", "")))
     context = {
         "filters": filters,
         "page": page,
-        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now),
+        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now, in_one_line=True),
         "kind": "job",
         "may_launch": policy.launchable_projects(user).exists(),
     }
     return live.page(
         request, "work/jobs.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+    )
+
+
+@signed_in
+def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """An array of jobs: its counts and its tasks."""
+    user, now = viewer(request), timezone.now()
+    shown = arrays.with_counts(policy.visible_arrays(user)).select_related("project__team", "pool", "owner")
+    row = found(shown, "array of jobs", public_id=public_id)
+    filters = WorkloadFilters(request.GET)
+    tasks = filters.apply(work.listed(user, WorkloadKind.JOB).filter(array=row), user)
+    page = page_of(request, tasks.order_by("array_index", "pk"))
+    context = {
+        "array": row,
+        "counts": arrays.in_words(row),
+        "filters": filters,
+        "page": page,
+        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now),
+        "kind": "task",
+        "cancel_url": reverse("array-cancel", args=[row.public_id]),
+        "may_cancel": row.waiting + row.running > 0 and policy.may(user, "workload.change", row),
+        "loss": ARRAY_LOSS,
+    }
+    return live.page(request, "work/array.html", "work/workload_rows.html", context, topics=["queue"], now=now)
+
+
+@signed_in
+@require_POST
+def cancel_array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Cancel every task that has not ended; without JavaScript the question is a page of its own."""
+    user = viewer(request)
+    row = found(policy.visible_arrays(user).select_related("project__team"), "array of jobs", public_id=public_id)
+    address = reverse("array", args=[public_id])
+    if not request.POST.get("confirmed"):
+        context = {"title": f"Cancel all of {row.name}?", "text": ARRAY_LOSS, "label": "Cancel all", "back": address}
+        return render(request, "work/question.html", context)
+    return carry_out(
+        request,
+        lambda: verbs.cancel_array(actor=user, array=row, now=timezone.now()),
+        done=f"The tasks of {row.name} that had not ended are cancelled.",
+        to=address,
     )
 
 
@@ -363,6 +408,10 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
         facts.append(
             ("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id]))
         )
+    facts += _after_facts(workload, user)
+    if workload.array is not None:
+        whole = reverse("array", args=[workload.array.public_id])
+        facts.append(("Array", f"{workload.array.name}, task {workload.array_index}", whole))
     if workload.most_retries:
         facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
     facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))
@@ -371,16 +420,34 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
     return [{"label": label, "value": value, "url": url} for label, value, url in facts]
 
 
-def rows_of(pieces: list[Piece], user: User, currency: str, now: datetime) -> list[dict[str, Any]]:
-    """Rows of a list of notebooks or jobs."""
+def _after_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
+    """What it waits or waited for, and what waits for it, as far as the viewer may see it."""
+    seen = policy.visible_workloads(user)
+    before = workload.dependencies.filter(on__in=seen).select_related("on").order_by("on_id")
+    behind = workload.dependents.filter(settled_at=None, workload__in=seen).select_related("workload")
+    behind = behind.order_by("workload_id")[:20]
+    facts = [
+        ("After", f"{each.on.name} has {wording.CONDITIONS[each.condition]}", home_cards.page_of(each.on))
+        for each in before
+    ]
+    return facts + [("Waited for by", each.workload.name, home_cards.page_of(each.workload)) for each in behind]
+
+
+def rows_of(
+    pieces: list[Piece], user: User, currency: str, now: datetime, *, in_one_line: bool = False
+) -> list[dict[str, Any]]:
+    """Rows of a list of notebooks or jobs; ``in_one_line``: a task stands for its whole array."""
     rows = []
+    counts = arrays.counts_of(piece.workload for piece in pieces) if in_one_line else {}
     for piece in pieces:
         workload = piece.workload
+        whole = counts.get(workload.array_id or 0)
         state = home_cards.shown_state(workload)
         rows.append(
             {
                 "workload": workload,
-                "url": home_cards.page_of(workload),
+                "array": None if whole is None else {"name": whole.name, "words": arrays.in_words(whole)},
+                "url": home_cards.page_of(workload) if whole is None else reverse("array", args=[whole.public_id]),
                 "state": state,
                 "word": home_cards.state_word(piece, user) if state != "idle" else "Idle",
                 "what": home_cards.holds(piece.held) or home_cards.asked(workload),
@@ -390,7 +457,9 @@ def rows_of(pieces: list[Piece], user: User, currency: str, now: datetime) -> li
                 "use_text": percent(piece.use.latest) if piece.held else "",
                 "time": _time_of(piece, now),
                 "cost": money(piece.cost, currency) if piece.cost is not None else "–",
-                "actions": home_cards.actions(piece, user, small=True) if _may_act(workload, user) else [],
+                "actions": home_cards.actions(piece, user, small=True)
+                if whole is None and _may_act(workload, user)
+                else [],
             }
         )
     return rows
@@ -405,7 +474,7 @@ def _time_of(piece: Piece, now: datetime) -> str:
     workload = piece.workload
     if workload.state == WorkloadState.QUEUED:
         return (
-            f"starts {home_cards.expected(workload, now)}"
+            f"starts {wording.likely_start(workload.expected_start, piece.likely, now)}"
             if workload.expected_start
             else f"waits {duration(now - workload.queued_at)}"
         )

@@ -16,7 +16,7 @@ from portal.selectors.work import RELATED, is_notebook
 from portal.services import workloads as verbs
 from portal.web.access import back, carry_out, found, signed_in, viewer
 from portal.web.home_cards import page_of
-from scheduler.models import Workload
+from scheduler.models import Dependency, Workload
 
 MOST_HOURS = 24 * 366
 
@@ -104,6 +104,10 @@ def _ask_first(request: HttpRequest, workload: Workload) -> HttpResponse:
         if is_notebook(workload)
         else "What it did since its last checkpoint is lost. Its log and files stay."
     )
+    behind = workload.dependents.filter(settled_at=None, condition=Dependency.Condition.OK).count()
+    if behind:
+        ends = "1 job waits for it to finish and ends" if behind == 1 else f"{behind} jobs wait for it to finish and end"
+        loss = f"{loss} {ends} with it."
     context = {
         "title": f"Stop {workload.name}?",
         "text": loss,

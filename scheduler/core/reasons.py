@@ -30,6 +30,7 @@ class Code(StrEnum):
     OVER_USER_CAP = "over_user_cap"
     BUDGET_CLOSED = "budget_closed"
     DEPENDENCY = "dependency"
+    ARRAY_LIMIT = "array_limit"
     BACKING_OFF = "backing_off"
     RESERVATION_NOT_STARTED = "reservation_not_started"
     RESERVATION_OVER = "reservation_over"
@@ -64,3 +65,4 @@ class Code(StrEnum):
     IDLE = "idle"
     START_FAILED = "start_failed"
     DRAINED = "drained"
+    DEPENDENCY_NEVER_MET = "dependency_never_met"

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0007_what_has_changed")]
+    dependencies = [("scheduler", "0008_dependencies_and_arrays")]
 
     operations = [
         migrations.CreateModel(

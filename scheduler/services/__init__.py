@@ -4,6 +4,7 @@ Each is one transaction with its own locks (``scheduler.locks``), takes ``now``,
 answers a bool says whether it changed anything; what the world does not allow raises Refused with numbers.
 """
 
+from scheduler.dependencies import never_met
 from scheduler.services.agents import (
     Credential,
     issue_join_token,
@@ -42,9 +43,11 @@ from scheduler.services.reservations import (
     shorten_reservation,
 )
 from scheduler.services.workloads import (
+    cancel_array,
     cancel_workload,
     extend_workload,
     keep_workload,
+    queue_array,
     queue_workload,
     request_stop,
     warn_idle,
@@ -54,6 +57,7 @@ __all__ = [
     "Credential",
     "Refused",
     "add_host",
+    "cancel_array",
     "cancel_maintenance",
     "cancel_reservation",
     "cancel_series",
@@ -74,11 +78,13 @@ __all__ = [
     "issue_join_token",
     "keep_workload",
     "move_reservation",
+    "never_met",
     "note_refused_agent",
     "open_budget_gate",
     "preview_workload",
     "quarantine_gpu",
     "quarantine_host",
+    "queue_array",
     "queue_workload",
     "redeem_join_token",
     "renewed_credential",

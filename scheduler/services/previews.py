@@ -9,13 +9,15 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 
 from scheduler import one_answer, selectors, snapshot
 from scheduler.core import explain, model
+from scheduler.core.reasons import Code
+from scheduler.dependencies import After, awaited
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
 
 
 def preview_workload(
     *, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool = False,
-    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, **columns: Any,
+    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, after: After = (), **columns: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """What the next cycle would say to this workload if it were queued now.
 
@@ -26,6 +28,10 @@ def preview_workload(
     taken = one_answer.take([pool.pk], now)
     budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
     asked = snapshot.ask_of(Workload(**{name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}))
+    gate, gate_numbers = budget.gate, budget.gate_numbers
+    waits_for = awaited(after)
+    if waits_for and not gate:
+        gate, gate_numbers = str(Code.DEPENDENCY), (("workload", waits_for[0]), ("workloads", len(waits_for)))
     queued = model.Queued(
         id=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
         team=project.team_id,
@@ -42,8 +48,8 @@ def preview_workload(
         priority=model.Priority(int(priority)),
         preemptible=preemptible,
         may_borrow=preemptible and budget.may_borrow,
-        gate=budget.gate,
-        gate_numbers=budget.gate_numbers,
+        gate=gate,
+        gate_numbers=gate_numbers,
         reservation=reservation.pk if reservation else None,
     )  # fmt: skip
     answer = explain.preview(taken, queued, snapshot.seconds(now))

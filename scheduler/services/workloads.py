@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
@@ -12,10 +15,11 @@ from scheduler import commands, locks, nudge
 from scheduler.attempts import COMES_BACK
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
-from scheduler.models import Pool, Project, Reservation, Workload
+from scheduler.dependencies import After, awaited
+from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
 from scheduler.services.refused import Refused
-from scheduler.states import WorkloadState, change_state
+from scheduler.states import WorkloadState, change_state, change_states
 
 CHANGEABLE = (
     WorkloadState.QUEUED,
@@ -26,7 +30,81 @@ CHANGEABLE = (
 
 
 @transaction.atomic
-def queue_workload(
+def queue_workload(*, now: datetime, after: After = (), **columns: Any) -> Workload:
+    """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once.
+
+    ``after`` is work that has to end first, and how. ``columns``: see ``_born``.
+    """
+    after = list(after)
+    workload = _born(after=after, now=now, **columns)
+    workload.save(force_insert=True)
+    _note_dependencies([workload], after, now)
+    nudge.engine()
+    nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
+    return workload
+
+
+@transaction.atomic
+def queue_array(
+    *, indices: Sequence[int], words: str, most_at_once: int | None, name: str, pool: Pool, project: Project, owner: Person,
+    now: datetime, after: After = (), **columns: Any,
+) -> JobArray:  # fmt: skip
+    """Queue one job for each of ``indices``, named NAME[INDEX]; ``most_at_once`` of them are in the queue or run together.
+
+    ``words`` is how the indices were written. ``columns``: see ``_born``.
+    """
+    after = list(after)
+    array = JobArray.objects.create(
+        project=project,
+        pool=pool,
+        owner_id=owner.pk,
+        name=name,
+        indices=words,
+        most_at_once=most_at_once,
+        created_at=now,
+    )
+    first = _born(name=name, pool=pool, project=project, owner=owner, now=now, after=after, **columns)
+    tasks = []
+    for place, index in enumerate(indices):
+        task = copy.copy(first)
+        task.public_id, task.name = uuid.uuid4(), f"{name[:70]}[{index}]"
+        task.array, task.array_index = array, index
+        task.held_back = most_at_once is not None and place >= most_at_once
+        tasks.append(task)
+    Workload.objects.bulk_create(tasks)
+    _note_dependencies(tasks, after, now)
+    nudge.engine()
+    nudge.pages(nudge.QUEUE)
+    return array
+
+
+@transaction.atomic
+def cancel_array(array: JobArray, *, now: datetime) -> int:
+    """Take every task that waits out of the queue and stop every one that runs; how many tasks."""
+    waiting = list(array.tasks.filter(state=WorkloadState.QUEUED).values_list("pk", flat=True))
+    locked = [row for row in locks.workloads(waiting).values() if row.state == WorkloadState.QUEUED]
+    done = change_states(
+        locked, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(Code.CANCELLED),
+        earmarked_units=[], position=None, expected_start=None, held_back=False,
+    )  # fmt: skip
+    live = array.tasks.exclude(state__in=(WorkloadState.QUEUED, WorkloadState.ENDED)).order_by("pk")
+    done += sum(request_stop(task, code=Code.CANCELLED, now=now) for task in live)
+    nudge.engine()
+    nudge.pages(nudge.QUEUE)
+    return done
+
+
+def _note_dependencies(workloads: Sequence[Workload], after: After, now: datetime) -> None:
+    Dependency.objects.bulk_create(
+        Dependency(
+            workload=workload, on=on, condition=condition, settled_at=now if on.state == WorkloadState.ENDED else None
+        )
+        for workload in workloads
+        for condition, on in after
+    )
+
+
+def _born(
     *,
     kind: str,
     type: str,
@@ -52,9 +130,10 @@ def queue_workload(
     preemptible: bool = False,
     most_retries: int = 0,
     reservation: Reservation | None = None,
+    after: After = (),
 ) -> Workload:
-    """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once."""
-    workload = Workload.objects.create(
+    """The row, not written yet."""
+    return Workload(
         kind=kind,
         type=type,
         name=name,
@@ -87,10 +166,8 @@ def queue_workload(
         labels_required=dict(labels_required or {}),
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
+        waits_for=awaited(after),
     )
-    nudge.engine()
-    nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
-    return workload
 
 
 def cancel_workload(workload: Workload, *, now: datetime) -> bool:
@@ -116,10 +193,11 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
     return done
 
 
-def end_queued(workload: Workload, *, code: str, now: datetime) -> bool:
+def end_queued(workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None) -> bool:
     """A workload that waits ends without having run (again). Inside a transaction."""
     if not change_state(workload, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(code),
-                        earmarked_units=[], position=None, expected_start=None):  # fmt: skip
+                        outcome_numbers=dict(numbers or {}), held_back=False, earmarked_units=[], position=None,
+                        expected_start=None):  # fmt: skip
         return False
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))

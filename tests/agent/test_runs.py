@@ -41,6 +41,12 @@ async def test_a_job_runs_with_its_gpu_and_ends_as_finished(edge: FakeEdge, agen
     assert ended.started_at is not None and ended.ended_at is not None and ended.started_at <= ended.ended_at
 
 
+async def test_a_task_of_an_array_knows_its_number(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job('echo "task $GPUPOOL_ARRAY_INDEX"', array_index=3))
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: "task 3" in edge.log("run-1"))
+
+
 async def test_a_job_that_fails_says_its_exit_code(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("echo no >&2; exit 7"))
     ended = await edge.until_state("run-1", "ended")

@@ -84,6 +84,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "jobs/"): ({}, ALL),
     ("POST", "jobs/"): (JOB, MEMBERS_MAKE),
     ("POST", "jobs/preview/"): (JOB, MEMBERS_TRY),
+    ("GET", "arrays/"): ({}, ALL),
+    ("POST", "arrays/"): ({**JOB, "array": "0-3%2"}, MEMBERS_MAKE),
+    ("GET", "arrays/{id}/"): ({}, OWN_TEAM),
+    ("POST", "arrays/{id}/cancel/"): ({}, CHANGE),
     ("GET", "queue/"): ({}, ALL),
     ("GET", "reservations/"): ({}, ALL),
     ("POST", "reservations/"): ({**WORK, **WINDOW, "name": "x", "units": 1}, MEMBERS_MAKE),
@@ -129,6 +133,7 @@ def named(today_world: World) -> dict[str, str]:
     }
     notebook = workloads.launch_notebook(**given, name="secret notebook")
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
+    array = workloads.submit_array(**given, name="secret sweep", command="x", units=1, array="0-2%1")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
     several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (LATER + timedelta(days=14)).date(), **window}
@@ -155,6 +160,7 @@ def named(today_world: World) -> dict[str, str]:
     return {
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
+        "arrays": str(array.public_id),
         "series": str(recurring.public_id),
         "approvals": str(asked.public_id),
         "tokens": str(token.pk),

@@ -97,6 +97,7 @@ def crowded(today_world: World) -> dict[str, str]:
     job = workloads.submit_job(**given, name="train", command="x", units=2)
     window: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
     held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
+    array = workloads.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
     several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (now + timedelta(days=14)).date(), **window}
     recurring = series.request_series(**given, name="course", units=1, models=[H100], **several)
     asked = approvals.request_quota_change(
@@ -105,6 +106,7 @@ def crowded(today_world: World) -> dict[str, str]:
     return {
         "workloads": str(job.public_id),
         "reservations": str(held.public_id),
+        "arrays": str(array.public_id),
         "series": str(recurring.public_id),
         "approvals": str(asked.public_id),
         "hosts": "alpha",

@@ -58,6 +58,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "reservation-cancel": ("POST", OWNERS),
     "volumes": ("GET", ALL),
     "series-cancel": ("POST", OWNERS),
+    "array": ("GET", OWN_TEAM),
+    "array-cancel": ("POST", OWNERS),
     "queue": ("GET", ALL),
     "why": ("GET", OWN_TEAM),
     "sooner": ("GET", OWN_TEAM),
@@ -114,6 +116,7 @@ class Things:
         }
         window = {"start": start, "end": start + timedelta(hours=2)}
         self.job = workloads.submit_job(**given, name="fit", command="true", units=1, max_runtime_seconds=3600)
+        self.array = workloads.submit_array(**given, name="sweep", command="true", units=1, array="0-3%2")
         run = Run.objects.create(
             workload=self.job, attempt=1, host=world.hosts["alpha"], generation=1, placed_at=world.now, state="ended"
         )
@@ -151,6 +154,8 @@ class Things:
             "reservation": [self.reservation.public_id],
             "reservation-cancel": [self.reservation.public_id],
             "series-cancel": [self.series.public_id],
+            "array": [self.array.public_id],
+            "array-cancel": [self.array.public_id],
             "utilisation-csv": ["waterfall"],
             "month-close": ["2026-01"],
             "team": ["vision"],
