@@ -251,6 +251,7 @@ class PoolMaker:
         choose = self.choose
         started = NOW - choose.one_of(2 * HOUR, 20 * HOUR, 60, 0)
         until = max(started + 1, NOW + choose.one_of(5 * HOUR, 600, 60 * HOUR, -60))
+        until = until if inside is None else min(until, inside.end)
         preemptible = not choose.rarely(3)
         return Running(
             id=self.pool * 10_000 + 500 + len(self.running),
@@ -260,7 +261,7 @@ class PoolMaker:
             pool=self.pool,
             units=tuple(sorted(u.id for u in units)),
             started=started,
-            until=until if inside is None else min(until, inside.end),
+            until=until,
             predicted_until=max(started + 1, min(until, NOW + choose.one_of(HOUR, -60, 600, 10 * HOUR))),
             priority=choose.one_of(Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.CRITICAL),
             preemptible=preemptible,

@@ -90,15 +90,18 @@ def caps_hold(facts: Facts) -> Iterator[str]:
 
 
 def spare_capacity_is_kept(facts: Facts) -> Iterator[str]:
-    """What the pool keeps free is taken by critical work only, and by work inside reservations."""
-    ordinary: dict[int, list[Placement]] = defaultdict(list)
+    """What the pool keeps free is taken by critical work only, and by work inside reservations. Units that others left for a
+    workload were judged when these were told to go; they are free for nobody else."""
+    taken: dict[int, int] = defaultdict(int)
+    kept = set(facts.earmark)
     for placement, queued, _ in each(facts):
+        kept |= set(queued.earmarked_units)
         if queued.priority is not Priority.CRITICAL and queued.reservation is None:
-            ordinary[queued.pool].append(placement)
+            taken[queued.pool] += facts.slots(set(placement.units) - set(queued.earmarked_units))
     for pool in facts.snapshot.pools:
-        if pool.policy.spare_slots and ordinary[pool.id]:
-            free = sum(u.slots for u in facts.unheld.get(pool.id, ()))
-            left = free - sum(facts.slots(p.units) for p in ordinary[pool.id])
+        if pool.policy.spare_slots and taken[pool.id]:
+            free = sum(u.slots for u in facts.unheld.get(pool.id, ()) if u.id not in kept)
+            left = free - taken[pool.id]
             if left < pool.policy.spare_slots:
                 spare = pool.policy.spare_slots
                 yield f"pool {pool.id} keeps {left} slots free after ordinary work, its spare is {spare}"

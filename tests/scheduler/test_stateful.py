@@ -1,0 +1,500 @@
+"""Whatever people and machines do, in whatever order: what ARCHITECTURE promises holds after each step.
+
+A random walk over submissions, cancellations, ends, lost hosts, approvals, reservations, quotas and time, on real PostgreSQL,
+through the services, the engine's cycle and the agents' frames. Every plan on the way is judged by the verifier. At the end of
+each walk everything is given back, and nothing may be left over.
+
+``GPUPOOL_WALKS`` asks for more and longer walks than the suite takes, tries other ones each time, and reduces what it finds.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from portal import errors
+from portal.models import Submission
+from portal.services import approvals
+from portal.services import reservations as portal_reservations
+from scheduler import clock, engine, releases, services, snapshot
+from scheduler.core.model import SLOTS_PER_GPU, Priority
+from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
+from scheduler.core.verify import violations
+from scheduler.models import Allocation, BoundUnit, Command, Host, Reservation, Run, Workload
+from scheduler.states import LeaseState, RunState, WorkloadState, accepts_work
+from tests.fakes import FakeAgent
+from tests.world import A100, H100, MIG, MONDAY, World, build_world
+
+T = TypeVar("T")
+SECOND = dt.timedelta(seconds=1)
+HOUR = dt.timedelta(hours=1)
+IN_THE_SUITE = "GPUPOOL_WALKS" not in os.environ
+WALKS, STEPS = (4, 20) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
+MOST_SILENT = 1  # more at once, and the control plane is suspected
+
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300 if IN_THE_SUITE else 0)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one submission of a walk asks for."""
+
+    team: str
+    units: int
+    hosts: int
+    model: str
+    priority: Priority
+    preemptible: bool
+    limit: int
+    retries: int
+
+
+JOBS = st.builds(
+    Job,
+    team=st.sampled_from(("vision", "language", "robotics")),
+    units=st.sampled_from((4, 8, 2, 1, 3)),
+    hosts=st.sampled_from((1, 1, 1, 2)),
+    model=st.sampled_from((H100, H100, H100, A100, MIG)),
+    priority=st.sampled_from((Priority.NORMAL, Priority.LOW, Priority.HIGH)),
+    preemptible=st.sampled_from((True, True, False)),
+    limit=st.sampled_from((8 * 3600, 600, 3600)),
+    retries=st.sampled_from((0, 2)),
+)
+
+
+CODES = {code.value for code in Code}
+WHOLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING, WorkloadState.NOTICE)
+
+
+class Seen:
+    """The rows after one step, read once."""
+
+    def __init__(self, mine: list[int]) -> None:
+        self.workloads = {w.pk: w for w in Workload.objects.filter(pk__in=mine).order_by("pk")}
+        self.runs: dict[int, list[Run]] = defaultdict(list)  # of the present attempt
+        for run in Run.objects.filter(workload__in=mine).select_related("host").order_by("pk"):
+            if run.attempt == self.workloads[run.workload_id].attempt:
+                self.runs[run.workload_id].append(run)
+        open_ = Allocation.objects.filter(period__upper_inf=True).select_related("unit").order_by("pk")
+        self.held: list[Allocation] = list(open_)
+        self.wanted: dict[int, set[str]] = defaultdict(set)
+        for run_id, verb in Command.objects.filter(done_at__isnull=True).values_list("run_id", "verb"):
+            self.wanted[run_id].add(verb)
+
+    def live(self, workload: Workload) -> list[Run]:
+        return [run for run in self.runs[workload.pk] if run.state != RunState.ENDED]
+
+
+def a_slot_is_held_once(seen: Seen) -> None:
+    ranges = sorted((held.slots.lower, held.slots.upper) for held in seen.held)
+    assert all(first[1] <= then[0] for first, then in zip(ranges, ranges[1:], strict=False))
+
+
+def gangs_are_whole(seen: Seen) -> None:
+    """Before anything stops or is lost, work holds all it asked for, on as many hosts."""
+    held = Counter(allocation.workload_id for allocation in seen.held)
+    for workload in seen.workloads.values():
+        if workload.state in WHOLE_STATES:
+            runs, live = seen.runs[workload.pk], seen.live(workload)
+            assert {run.outcome for run in runs if run not in live} <= {str(Code.FINISHED)}
+            assert len(runs) == workload.hosts == len({run.host_id for run in runs})
+            assert held[workload.pk] == workload.units * len(live)
+
+
+def states_agree(seen: Seen) -> None:
+    """What waits or has ended holds nothing; what lives has runs, each with all its units; nothing is kept for it any more."""
+    per_run = Counter(allocation.run_id for allocation in seen.held)
+    for workload in seen.workloads.values():
+        live = seen.live(workload)
+        idle = workload.state in (WorkloadState.QUEUED, WorkloadState.ENDED)
+        assert bool(live) != idle, (workload.pk, workload.state)
+        assert all(per_run[run.pk] == workload.units for run in live)
+        assert workload.state == WorkloadState.QUEUED or not workload.earmarked_units
+        if workload.state == WorkloadState.ENDED:
+            assert workload.outcome in CODES and workload.ended_at is not None
+            assert workload.position is None and workload.expected_start is None
+    living = {run.pk for workload in seen.workloads.values() for run in seen.live(workload)}
+    assert set(per_run) <= living, "somebody holds units and does not run"
+
+
+def wishes_agree_with_states(seen: Seen) -> None:
+    """Every live run is wanted or told to go, and nothing is wanted of a run that has ended."""
+    living = {}
+    for workload in seen.workloads.values():
+        for run in seen.live(workload):
+            verbs = living[run.pk] = seen.wanted[run.pk]
+            assert Command.Verb.START in verbs
+            assert Command.Verb.STOP in verbs or workload.state != WorkloadState.STOPPING
+            if workload.state == WorkloadState.NOTICE:
+                assert Command.Verb.NOTICE in verbs and workload.gone_by is not None
+    assert {run for run, verbs in seen.wanted.items() if verbs} <= set(living)
+
+
+def silent_hosts_run_nothing(seen: Seen) -> None:
+    for workload in seen.workloads.values():
+        assert not [run for run in seen.live(workload) if run.host.lease_state == LeaseState.SILENT]
+
+
+def earmarks_are_disjoint(seen: Seen) -> None:
+    kept = Counter(unit for workload in seen.workloads.values() for unit in workload.earmarked_units)
+    assert not [unit for unit, times in kept.items() if times > 1]
+
+
+def no_stranger_is_on_bound_units(seen: Seen, now: dt.datetime) -> None:
+    bound = BoundUnit.objects.filter(period__contains=now, reservation__state="active")
+    owner = dict(bound.values_list("unit_id", "reservation_id"))
+    for held in seen.held:
+        assert owner.get(held.unit_id) == held.reservation_id or held.unit_id not in owner
+
+
+def what_must_stay_was_not_told_to_make_room() -> None:
+    assert not Workload.objects.filter(decisions__kind="evicted", preemptible=False).exists()
+
+
+WHICH = st.integers(0, 30)
+
+
+def pick(rows: list[T], which: int) -> T:
+    """One of the rows there are, by a number drawn before it is known how many."""
+    return rows[which % len(rows)]
+
+
+class Walk(RuleBasedStateMachine):
+    """One walk, in a transaction that is rolled back in the end."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undone = transaction.atomic()
+        self.undone.__enter__()
+        self.now = MONDAY
+        self.agents = {name: FakeAgent.of(host) for name, host in self.world.hosts.items()}
+        self.mute: set[str] = set()
+        self.mine: list[int] = []  # the workloads of this walk
+        self.submitted: dict[int, dt.datetime] = {}
+        self.decided_at = self.now
+        self.asleep = False  # the engine is away: what is decided waits for it
+        self.answered: set[int] = set()  # waited when the last cycle was over
+        self.ended: set[int] = set()
+
+    # -- what people do --------------------------------------------------------------------------------------------------
+
+    @initialize(some=st.lists(JOBS, min_size=4, max_size=8))
+    def a_busy_morning(self, some: list[Job]) -> None:
+        for job in some:
+            self._queue_job(job)
+        self.wake()
+        self.time_passes(400)
+
+    @rule(some=st.lists(JOBS, min_size=1, max_size=4))
+    def submit(self, some: list[Job]) -> None:
+        for job in some:
+            self._queue_job(job)
+        self.wake()
+
+    def _queue_job(self, job: Job) -> None:
+        whose = getattr(self.world, job.team)
+        self._queue(
+            project=whose.project, owner=whose.member, units=job.units, hosts=job.hosts, priority=job.priority,
+            models_wanted=[A100 if job.model == MIG else job.model], profile=MIG if job.model == MIG else "",
+            preemptible=job.preemptible, max_runtime_seconds=job.limit, most_retries=job.retries,
+        )  # fmt: skip
+
+    @precondition(lambda self: self.promised())
+    @rule(which=WHICH, units=st.sampled_from((1, 4)))
+    def submit_inside_a_reservation(self, which: int, units: int) -> None:
+        reservation = pick(self.promised(), which)
+        self._queue(
+            project=reservation.project, owner=reservation.owner, units=units, models_wanted=[H100],
+            reservation=reservation, preemptible=False, max_runtime_seconds=3600,
+        )  # fmt: skip
+        self.wake()
+
+    def _queue(self, **columns: Any) -> None:
+        workload = services.queue_workload(
+            kind="job", type="training", name=f"job {len(self.mine)}", pool=self.world.shared, command="train",
+            now=self.now, **columns,
+        )  # fmt: skip
+        self.mine.append(workload.pk)
+        self.submitted[workload.pk] = workload.submitted_at
+
+    @precondition(lambda self: self.open_work())
+    @rule(which=WHICH)
+    def cancel(self, which: int) -> None:
+        workload = pick(self.open_work(), which)
+        services.cancel_workload(workload, now=self.now)
+        self.wake()
+
+    @rule(
+        team=st.sampled_from(("vision", "language")),
+        units=st.sampled_from((2, 8, 4)),
+        starts_in=st.sampled_from((10, 120, 1800)),
+        lasts=st.sampled_from((1800, 3 * 3600)),
+        beyond=st.booleans(),
+    )
+    def ask_for_a_reservation(self, team: str, units: int, starts_in: int, lasts: int, beyond: bool) -> None:
+        """Confirmed at once when it is small; put to the operator when it is large or may exceed the guarantee."""
+        whose = getattr(self.world, team)
+        start = (self.now + starts_in * SECOND).replace(microsecond=0)
+        try:
+            portal_reservations.request_reservation(
+                actor=whose.lead, project=whose.project, pool=self.world.shared, name="a window", units=units,
+                models=[H100], start=start, end=start + lasts * SECOND, why="for the walk", may_exceed_guarantee=beyond,
+                now=self.now,
+            )  # fmt: skip
+        except errors.Conflict as no:
+            assert str(no)
+        self.wake()
+
+    @precondition(lambda self: Submission.objects.filter(state="waiting").exists())
+    @rule(agreed=st.booleans())
+    def decide_a_submission(self, agreed: bool) -> None:
+        submission = Submission.objects.filter(state="waiting").order_by("pk")[0]
+        try:
+            if agreed:
+                approvals.approve_submission(actor=self.world.operator, submission=submission, now=self.now)
+            else:
+                approvals.decline_submission(
+                    actor=self.world.operator, submission=submission, comment="not now", now=self.now
+                )
+        except (errors.Conflict, errors.Invalid):
+            approvals.decline_submission(
+                actor=self.world.operator, submission=submission, comment="too late", now=self.now
+            )
+        self.wake()
+
+    @precondition(lambda self: self.promised())
+    @rule(which=WHICH)
+    def give_up_a_reservation(self, which: int) -> None:
+        services.cancel_reservation(pick(self.promised(), which), now=self.now)
+        self.wake()
+
+    @rule(
+        team=st.sampled_from(("vision", "language", "robotics")),
+        gpus=st.sampled_from((0, 2, 4, 8)),
+        limited=st.booleans(),
+    )
+    def change_a_quota(self, team: str, gpus: int, limited: bool) -> None:
+        services.change_quota(
+            team=getattr(self.world, team).team, pool=self.world.shared, model=H100,
+            guaranteed_slots=gpus * SLOTS_PER_GPU, borrow_limit_slots=4 * SLOTS_PER_GPU if limited else None, now=self.now,
+        )  # fmt: skip
+        self.wake()
+
+    # -- what machines do --------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.running_runs())
+    @rule(which=WHICH, outcome=st.sampled_from(("finished", "failed", "finished", "gpu_error")))
+    def end_a_run(self, which: int, outcome: str) -> None:
+        name, run = pick(self.running_runs(), which)
+        self.agents[name].end(run, self.now, outcome=outcome)
+        self.hear(name)
+        self.wake()
+
+    @precondition(lambda self: self.running_runs())
+    @rule(which=WHICH)
+    def save_a_checkpoint(self, which: int) -> None:
+        name, run = pick(self.running_runs(), which)
+        self.agents[name].checkpoint(run, self.now)
+        self.hear(name)
+
+    @precondition(lambda self: len(self.mute) < MOST_SILENT)
+    @rule(name=st.sampled_from(("alpha", "beta", "gamma")))
+    def lose_a_host(self, name: str) -> None:
+        self.mute.add(name)
+
+    @precondition(lambda self: self.mute)
+    @rule(rebooted=st.booleans())
+    def a_host_comes_back(self, rebooted: bool) -> None:
+        """With its work as it left it, or as another boot with none."""
+        name = self.mute.pop()
+        agent = self.agents[name]
+        heard = Host.objects.get(name=name).last_sync_at
+        if rebooted and heard is not None and self.now - heard > 5 * 60 * SECOND:
+            agent.boot_id = f"boot of {self.now.isoformat()}"
+            agent.runs.clear()
+        self.hear(name)
+        self.wake()
+
+    @rule(name=st.sampled_from(("alpha", "beta")), how=st.sampled_from(("cordon", "drain", "quarantine")))
+    def close_a_host(self, name: str, how: str) -> None:
+        verbs = {"cordon": services.cordon_host, "drain": services.drain_host, "quarantine": services.quarantine_host}
+        verbs[how](Host.objects.get(name=name), reason="a fan", now=self.now)
+        self.wake()
+
+    @rule(name=st.sampled_from(("alpha", "beta")))
+    def open_a_host(self, name: str) -> None:
+        services.return_host(Host.objects.get(name=name), now=self.now)
+        self.wake()
+
+    @rule()
+    def the_engine_goes_away_or_comes_back(self) -> None:
+        self.asleep = not self.asleep
+        self.wake()
+
+    @rule(seconds=st.sampled_from((30, 400, 75, 5, 3600)))
+    def time_passes(self, seconds: int) -> None:
+        """Those who can be heard have spoken all along; then every clock of the program ticks."""
+        self.now += seconds * SECOND
+        self.hear()
+        clock.stop_after_notice(self.now)
+        clock.stop_at_time_limits(self.now)
+        clock.give_up_starts(self.now)
+        clock.watch_hosts(self.now)
+        clock.reservation_clock(self.now)
+        self.wake()
+
+    def wake(self) -> None:
+        """What a nudge or the sweep does, while there is an engine."""
+        if not self.asleep:
+            self.decide()
+
+    def decide(self) -> None:
+        """A cycle: its plan breaks no promise, and is carried out as it is."""
+        self.now += SECOND
+        releases.settle(self.now)
+        taken = snapshot.take(None, self.now)
+        planned = plan(taken, snapshot.seconds(self.now))
+        assert violations(taken, planned, snapshot.seconds(self.now)) == []
+        open_ = {h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)}
+        before = set(Run.objects.values_list("pk", flat=True))
+        waiting = set(Workload.objects.filter(state=WorkloadState.QUEUED).values_list("pk", flat=True))
+        applied = engine.cycle("walk", self.now)
+        assert applied is not None and not applied.rejected
+        started = Run.objects.exclude(pk__in=before)
+        assert {run.host_id for run in started} <= open_
+        assert {run.workload_id for run in started} == {p.workload for p in planned.placements}
+        self.decided_at = self.now
+        self.answered = waiting - {run.workload_id for run in started}
+        self.hear()
+
+    def hear(self, *names: str) -> None:
+        """A frame of each of these hosts that can be heard, and what it answers is done; of all, when none is named."""
+        for name in names or self.agents:
+            if name not in self.mute:
+                self.agents[name].sync(self.now)
+
+    # -- what there is -------------------------------------------------------------------------------------------------------
+
+    def open_work(self) -> list[Workload]:
+        return list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
+
+    def promised(self) -> list[Reservation]:
+        return list(Reservation.objects.filter(state__in=snapshot.PROMISED, end__gt=self.now).order_by("pk"))
+
+    def running_runs(self) -> list[tuple[str, str]]:
+        return [(name, run) for name, agent in self.agents.items() if name not in self.mute for run in agent.running]
+
+    # -- what always holds ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_promised_holds(self) -> None:
+        seen = Seen(self.mine)
+        a_slot_is_held_once(seen)
+        gangs_are_whole(seen)
+        states_agree(seen)
+        wishes_agree_with_states(seen)
+        silent_hosts_run_nothing(seen)
+        earmarks_are_disjoint(seen)
+        no_stranger_is_on_bound_units(seen, self.now)
+        what_must_stay_was_not_told_to_make_room()
+        self.what_ended_stays_ended_and_places_are_kept(seen)
+        self.every_wait_is_explained(seen)
+
+    def what_ended_stays_ended_and_places_are_kept(self, seen: Seen) -> None:
+        for workload in seen.workloads.values():
+            assert workload.state == WorkloadState.ENDED or workload.pk not in self.ended
+            assert workload.submitted_at == self.submitted[workload.pk]
+        self.ended |= {w.pk for w in seen.workloads.values() if w.state == WorkloadState.ENDED}
+
+    def every_wait_is_explained(self, seen: Seen) -> None:
+        """What waited through a cycle has a reason of the closed list with numbers, and a start ahead or a reason for none."""
+        for pk in self.answered:
+            workload = seen.workloads[pk]
+            if workload.state != WorkloadState.QUEUED or workload.queued_at > self.decided_at:
+                continue  # it has ended, or came back since
+            assert workload.reason_code in CODES, pk
+            assert workload.reason_numbers or workload.reason_code == Code.RESERVATION_OVER
+            if workload.reason_code in (Code.WAITS_FOR_EVICTION, Code.BACKING_OFF, Code.RESERVATION_NOT_STARTED):
+                assert workload.expected_start is not None and workload.expected_start > self.decided_at
+            if workload.reason_code in (Code.WAITS_FOR_UNITS, Code.WAITS_FOR_EVICTION, Code.BEHIND_OTHERS):
+                assert workload.position is not None
+
+    # -- and in the end --------------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            self.everything_is_given_back()
+        finally:
+            transaction.set_rollback(True)
+            self.undone.__exit__(None, None, None)
+
+    def everything_is_given_back(self) -> None:
+        """All is cancelled and every host is back: nothing is held, wanted, kept or promised any more."""
+        self.mute.clear()
+        self.asleep = False
+        self.time_passes(400)
+        for submission in Submission.objects.filter(state="waiting"):
+            approvals.decline_submission(actor=self.world.operator, submission=submission, comment="over", now=self.now)
+        for reservation in self.promised():
+            services.cancel_reservation(reservation, now=self.now)
+        for workload in self.open_work():
+            services.cancel_workload(workload, now=self.now)
+        for _ in range(2):
+            self.time_passes(75)
+        assert not self.open_work()
+        assert not Allocation.objects.filter(period__upper_inf=True).exists()
+        assert not Command.objects.filter(done_at__isnull=True).exists()
+        assert not BoundUnit.objects.filter(period__contains=self.now).exists()
+        assert not Workload.objects.exclude(earmarked_units=[]).exists()
+        assert {h.lease_state for h in Host.objects.all()} == {LeaseState.ALIVE}
+
+
+def test_what_is_promised_holds_whatever_happens() -> None:
+    Walk.world = build_world(MONDAY)
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Walk,
+        settings=settings(
+            max_examples=WALKS,
+            stateful_step_count=STEPS,
+            derandomize=IN_THE_SUITE,
+            database=None,
+            deadline=None,
+            print_blob=False,
+            phases=(Phase.generate,) if IN_THE_SUITE else (Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_zz_stats() -> None:
+    test_what_is_promised_holds_whatever_happens()
+    from scheduler.models import Decision, HostStateChange
+
+    with open("/tmp/trust/stats.txt", "w") as f:
+        print(Counter(Decision.objects.values_list("kind", "code")), file=f)
+        print(
+            Counter(Workload.objects.values_list("outcome", flat=True)),
+            Counter(Reservation.objects.values_list("state", flat=True)),
+            Counter(Submission.objects.values_list("state", flat=True)),
+            Counter(HostStateChange.objects.values_list("lease_state", flat=True)),
+            file=f,
+        )
