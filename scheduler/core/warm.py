@@ -105,12 +105,14 @@ class Standing:
         self._rows: dict[str, dict[Any, Any]] = {
             name: {key_of(row): row for row in getattr(snapshot, name)} for name in TABLES
         }
+        self._planned: dict[tuple[int, bool], Plan] = {}  # of what has not changed since
         self._pools: dict[int, PoolFacts] = {}
         self._homeless: dict[int, Queued] = {}
         self._arrange()
 
     def change(self, delta: Delta) -> None:
         """Take over what is new, changed and gone."""
+        self._planned.clear()
         if delta.epoch is not None:
             self.epoch = delta.epoch
         changed = {name: self._change_rows(name, delta) for name in TABLES}
@@ -194,5 +196,9 @@ class Standing:
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
         """The same as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
-        pools = [self._pools[pool] for pool in sorted(self._pools)]
-        return plan_pools(self.epoch, pools, list(self._homeless.values()), now, explain)
+        known = self._planned.get((now, explain))
+        if known is None:
+            pools = [self._pools[pool] for pool in sorted(self._pools)]
+            known = plan_pools(self.epoch, pools, list(self._homeless.values()), now, explain)
+            self._planned = {(now, explain): known}
+        return known

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.model import Maintenance, Snapshot
 from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
 from scheduler.core.verify import violations
 from scheduler.core.warm import Delta, Standing, difference, in_order
 from tests.core.crowded import crowded
@@ -86,3 +87,23 @@ def test_a_host_may_have_several_maintenance_windows() -> None:
     assert standing.snapshot().maintenance == (first, second)
     standing.change(Delta(maintenance_gone=(first,)))
     assert standing.snapshot().maintenance == (second,)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_nobody_asking_why_the_same_is_decided_and_held(seed: int) -> None:
+    """A long queue, so that equals of what got nothing are passed over."""
+    snapshot = crowded(seed, NOW, hosts=4, waiting=80)
+    quiet, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
+    assert (quiet.placements, quiet.evictions, quiet.bindings) == (full.placements, full.evictions, full.bindings)
+    held = [(r.workload, r.expected_start, r.held_units) for r in full.refusals if r.held_units]
+    assert [(r.workload, r.expected_start, r.held_units) for r in quiet.refusals if r.held_units] == held
+    kept = [(r.workload, r.blockers) for r in full.refusals if r.code == Code.WAITS_FOR_EVICTION]
+    assert [(r.workload, r.blockers) for r in quiet.refusals if r.code == Code.WAITS_FOR_EVICTION] == kept
+    assert violations(snapshot, full, NOW) == []
+
+
+def test_what_has_not_changed_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing = Standing(crowded(4, NOW))
+    first = standing.plan(NOW)
+    monkeypatch.setattr("scheduler.core.warm.plan_pools", lambda *_: pytest.fail("planned again"))
+    assert standing.plan(NOW) == first
