@@ -136,18 +136,6 @@ def step_line(piece: Piece) -> list[dict[str, Any]]:
     return line
 
 
-def expected(workload: Workload, now: datetime) -> str:
-    """When it is expected to start, in words; ``not known`` where nothing known would free its units."""
-    if workload.expected_start is None:
-        return "not known"
-    if workload.expected_start <= now + timedelta(seconds=30):
-        return "any moment"
-    local, today = timezone.localtime(workload.expected_start), timezone.localtime(now)
-    if local.date() == today.date():
-        return f"about {local:%H:%M}"
-    return f"{local:%a} {local.day} {local:%b %H:%M}"
-
-
 def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, Any]]:
     """The buttons of a workload, by its state. Who may not press one is told by the service; here others' work gets none."""
     workload = piece.workload
@@ -237,7 +225,7 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
     return {
         "position": workload.position,
         "of": piece.waiting if workload.position else None,
-        "expected": expected(workload, now),
+        "expected": wording.likely_start(workload.expected_start, piece.likely, now),
         "why": wording.reason(workload.reason_code, workload.reason_numbers, user)
         or "The engine has not looked at it yet.",
         "why_url": reverse("why", args=[workload.public_id]),
