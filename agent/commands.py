@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.set_defaults(run=_probe)
 
     event = commands.add_parser("plant-xid", help="make a simulated GPU report a hardware error", allow_abbrev=False)
-    event.add_argument("--state", type=_folder, required=True)
+    event.add_argument("--state", type=_folder, required=True, help="the agent's folder; of the demo: .gpupool/demo/agents/NAME")
     event.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
     event.add_argument("--code", type=_whole(1, LARGEST_XID), required=True, help="XID, like 79")
     event.set_defaults(run=_plant)

@@ -404,20 +404,20 @@ WHY_FIRST: dict[str, Callable[[_Facts], str]] = {
         "only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
     ),
     "fit": lambda f: (
-        f"Its turn comes after yours, but it asks for {f.plain('', 'theirs_units')} and there was room for that which yours"
-        f"{f.plain(' (it asks for ', 'mine_units', after=')')} can't use. What goes past yours may not delay its expected start."
+        f"Its turn comes after yours, but it asks for {_ask_of(f, 'theirs')}, and there is room for that which does "
+        f"not do for yours: {_ask_of(f, 'mine')}. What goes past yours may not delay its expected start."
     ),
     "turned_away": lambda f: "Yours does not stand in line at present: see the reason above.",
     "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
     "room_is_made": lambda f: "Others were already told to make room for it; what is freed for it is kept for it.",
     "within_guarantee": lambda f: (
-        f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{f.plain(' (', 'theirs_quota', after=')')}; "
-        f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{f.plain(' (', 'mine_quota', after=')')}. "
+        f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{_quota_of(f, 'theirs')}; "
+        f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{_quota_of(f, 'mine')}. "
         "What is guaranteed comes before what is borrowed."
     ),
     "below_guarantee": lambda f: (
-        f"{f.plain('', 'theirs_team')} holds less than it is guaranteed{f.plain(' (', 'theirs_quota', after=')')}; yours would only be "
-        f"borrowed{f.plain(' (', 'mine_quota', after=')')}. Teams below their guarantee come before those that borrow."
+        f"{f.plain('', 'theirs_team')} holds less than it is guaranteed{_quota_of(f, 'theirs')}; yours would only be "
+        f"borrowed by {f.plain('', 'mine_team')}{_quota_of(f, 'mine')}. Teams below their guarantee come before those that borrow."
     ),
     "fair_share": lambda f: (
         f"Both would borrow, and who used less by its weight borrows first: {f.plain('', 'theirs_team')} "
@@ -452,6 +452,22 @@ WHY_FIRST: dict[str, Callable[[_Facts], str]] = {
 def why_first(rule: str, numbers: Numbers) -> str:
     """The decisive rule between two workloads, in a sentence or two; ``rule`` is a key of ``WHY_FIRST``."""
     return WHY_FIRST[rule](_Facts(numbers, None))
+
+
+def _ask_of(f: _Facts, whose: str) -> str:
+    """``2 GPUs``, ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
+    units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")
+    asked = f"{units} × {profile}" if profile else _counted(units, "GPU")
+    return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.several(f"{whose}_hosts") else asked
+
+
+def _quota_of(f: _Facts, whose: str) -> str:
+    """In brackets, by model: what a team is guaranteed and holds."""
+    lines = [
+        f"{_readable(name)}: {gpus(guaranteed)} guaranteed, holds {gpus(held)}"
+        for name, guaranteed, held in f.get(f"{whose}_quota") or ()
+    ]
+    return f" ({'; '.join(lines)})" if lines else " (none in this pool)"
 
 
 def _time_of(f: _Facts, name: str) -> str:
@@ -628,6 +644,13 @@ def guarantee_effect(
     )
 
 
+def late_for_its_wish(wanted_by: datetime | None, done: datetime | None) -> str:
+    """A warning when work is expected to be done later than it is wanted; empty otherwise, and where nothing is known."""
+    if wanted_by is None or done is None or done <= wanted_by:
+        return ""
+    return f"It is wanted by {moment(wanted_by)} and expected to be done at {moment(done)}, {duration(done - wanted_by)} later."
+
+
 def submission_what(kind: str, payload: Numbers) -> str:
     """What was submitted, as a noun: for lists, notices and the approvals page."""
     if kind == "quota_change":
@@ -723,6 +746,7 @@ _OPTIONS = {
     "labels_required": "label",
     "environment": "env",
     "weekdays": "on",
+    "labels_preferred": "prefer",
 }
 
 

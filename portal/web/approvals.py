@@ -199,7 +199,9 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
         rows = list(reads.waiting(user))
         return render(request, "manage/approvals.html", _context(request, user, rows, rows, row, now, form), status=400)
     words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
-    messages.success(request, f"{words}: {reads.title(row)} for {row.team.name}. {row.author.username} is told.")
+    agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
+    what = wording.submission_what(row.kind, agreed)
+    messages.success(request, f"{words}: {what} for {row.team.name}. {row.author.username} is told.")
     return redirect("approvals" if policy.may(user, "approval.see") else "home")
 
 

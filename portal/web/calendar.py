@@ -21,7 +21,7 @@ from portal.selectors.calendar import Booking, ModelGroup
 from portal.web import calendar_drawing as drawing
 from portal.web import live
 from portal.web.access import signed_in, viewer
-from portal.web.home_cards import asked
+from portal.web.home_cards import asked, count_of
 from scheduler.models import Pool, Reservation, Team
 from scheduler.states import ReservationState
 
@@ -226,7 +226,7 @@ def _agenda(groups: list[ModelGroup], made: drawing.Frame, now: datetime) -> dic
 
 def _taken(bookings: list[Booking], now: datetime) -> str:
     amount = sum(b.gpus for b in bookings if b.state in ("running", "reserved") and b.start <= now < b.end)
-    return f"{amount:g}"
+    return count_of(amount)
 
 
 def url_of(booking: Booking) -> str:

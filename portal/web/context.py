@@ -204,5 +204,6 @@ def _simulated(user: User, organisation: Organisation | None) -> str:
         parts.append(f"What is older than {local.day} {local:%b %Y %H:%M} is simulated history.")
     progress = organisation.history_progress if organisation else None
     if isinstance(progress, dict) and progress.get("words"):
-        parts.append(str(progress["words"]))
+        words = str(progress["words"])
+        parts.append(f"Loading it: {words}.")
     return " ".join(parts)

@@ -419,7 +419,7 @@ def _saving(question: Question) -> Chart:
         "layout": {
             "showlegend": False,
             "yaxis": {"autorange": "reversed", "automargin": True},
-            "xaxis": {"title": {"text": "GPUs that are enough 95 % of the time"}},
+            "xaxis": {"title": {"text": "GPUs"}},
             "bargap": 0.3,
         },
     }
