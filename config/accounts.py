@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from allauth.account.adapter import DefaultAccountAdapter
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
 
+from portal.models import User
+from portal.services import people
 from portal.sign_out import session_ended
+
+# The mail about a change: what it is called in the audit.
+SECOND_FACTOR: dict[str, people.SecondFactorChange] = {
+    "mfa/email/totp_activated": "turn_on_second_factor",
+    "mfa/email/totp_deactivated": "turn_off_second_factor",
+    "mfa/email/recovery_codes_generated": "make_recovery_codes",
+}
 
 
 class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
@@ -14,6 +26,17 @@ class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         """Always False: an operator makes accounts."""
         return False
+
+    def set_password(self, user: User, password: str) -> None:
+        """Changed or set anew by its owner: with a record of it."""
+        people.set_password(user=user, password=password, now=timezone.now())
+
+    def send_notification_mail(self, template_prefix: str, user: User, *args: Any, **kwargs: Any) -> None:
+        """What touches somebody's security is told to this by name, after it was done. Second factors get their record here."""
+        change = SECOND_FACTOR.get(template_prefix)
+        if change is not None:
+            people.record_second_factor(user=user, change=change, now=timezone.now())
+        super().send_notification_mail(template_prefix, user, *args, **kwargs)
 
     def logout(self, request: HttpRequest) -> None:
         """Ends the portal session, and at once the notebooks and live pages that were opened from it."""

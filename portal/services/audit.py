@@ -36,7 +36,7 @@ def record(
         actor=actor,
         actor_name=actor.get_username() if actor else "gpupool",
         verb=verb,
-        target=f"{type(target).__name__.lower()}:{getattr(target, 'public_id', target.pk)}",
+        target=f"{target._meta.model_name}:{getattr(target, 'public_id', target.pk)}",
         target_name=str(getattr(target, "name", "") or getattr(target, "username", "") or target)[:120],
         team_id=team_id if team_id is not None else team_id_of(target),
         before=_plain(before),

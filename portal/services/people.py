@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
@@ -181,6 +181,8 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
         audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)
 
 
+SecondFactorChange = Literal["turn_on_second_factor", "turn_off_second_factor", "make_recovery_codes"]
+
 # -- accounts ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +260,20 @@ def change_user(
             after=audit.facts(user, "is_active", *ROLES),
         )
     return user
+
+
+def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
+    """A person's own new password, which the form has checked already. Sessions of the old one end. That it was changed is
+    recorded, never what it is."""
+    with transaction.atomic():
+        user.set_password(password)
+        user.save(update_fields=["password"])
+        audit.record(actor=user, via=via, now=now, verb="set_password", target=user)
+
+
+def record_second_factor(*, user: User, change: SecondFactorChange, now: datetime, via: str = "web") -> None:
+    """A person has changed their own second factor: keep that they did."""
+    audit.record(actor=user, via=via, now=now, verb=change, target=user)
 
 
 def first_run(
