@@ -1,7 +1,10 @@
-"""Reads a scenario file: one small pool, what runs and waits in it, and what the plan has to say.
+"""Reads a scenario file: one small pool, what runs and waits in it, what the plan has to say, and what people read of it.
 
 Times are distances from now ("2h", "-30m", "1d"); GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts are
-GPUs, as people count them. A file's fields are those used below; a field that nothing reads fails the test.
+GPUs, as people count them. A file's fields are those used below; a field that nothing reads fails the test. ``words`` are
+the sentences of ``portal/wording.py`` for everybody who gets an answer; they are written anew, to be read again, by
+
+    GPUPOOL_WRITE_WORDS=1 ./run test tests/core/test_scenarios.py
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from scheduler.core.model import (
     Unit,
 )
 
-NOW = 1_000_000
+NOW = 1_773_828_000  # Wednesday 18 March 2026, 10:00 UTC
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SLICES = {"1g.10gb": 7, "3g.40gb": 2, "share-1/4": 4}
 MEMORY = {"H100-80GB": 81_920, "A100-40GB": 40_960}
@@ -55,6 +58,7 @@ class Scenario:
         data = json.loads(path.read_text())
         self.rule: str = data.pop("rule")
         self.expected: dict[str, Any] = data.pop("expect")
+        self.words: dict[str, str] = data.pop("words", {})
         self.unit_id: dict[str, int] = {}
         self.teams = {name: number for number, name in enumerate(data["teams"], start=1)}
         self.snapshot = self._snapshot(data)
@@ -176,7 +180,7 @@ class Scenario:
             predicted_seconds=seconds(row.pop("predicted", f"{limit}s")),
             priority=Priority[row.pop("priority", "normal").upper()],
             preemptible=preemptible,
-            may_borrow=preemptible,
+            may_borrow=row.pop("may_borrow", preemptible),
             reservation=row.pop("reservation", None),
             not_before=at(row.pop("not_before", "0s")),
             evicted_by=row.pop("evicted_by", None),
@@ -262,9 +266,7 @@ class Scenario:
                 }
                 for r in planned.refusals
             },
-            "unbound": {
-                str(u.reservation): {"code": str(u.code), "numbers": dict(u.numbers)} for u in planned.unbound
-            },
+            "unbound": {str(u.reservation): {"code": str(u.code), "numbers": dict(u.numbers)} for u in planned.unbound},
             "bound": {str(b.reservation): {"on": self._names(b.units)} for b in planned.bindings},
         }
         return {part: _only(said[part], self.expected.get(part, {})) for part in said}
