@@ -231,6 +231,9 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label.")
+@click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be.")
+@click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
 @click.option("--after", multiple=True, metavar="HOW:ID", help="Only once ID has ended: ok, any or not_ok.")
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
@@ -241,6 +244,7 @@ def run_job(
     follow: bool,
     labels: tuple[str, ...],
     environment: tuple[str, ...],
+    prefer: tuple[str, ...],
     after: tuple[str, ...],
     array: str | None,
     **given: Any,
@@ -254,7 +258,11 @@ def run_job(
     body.setdefault("units", 1)
     body |= {
         name: pairs
-        for name, pairs in (("labels_required", _pairs(labels)), ("environment", _pairs(environment)))
+        for name, pairs in (
+            ("labels_required", _pairs(labels)),
+            ("labels_preferred", _pairs(prefer)),
+            ("environment", _pairs(environment)),
+        )
         if pairs
     }
     if after:

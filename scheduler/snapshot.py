@@ -57,6 +57,8 @@ ASK_COLUMNS = (
     "cpu_milli",
     "memory_mib",
 )
+    "labels_preferred",
+    "spread",
 
 
 def seconds(moment: datetime) -> int:
@@ -551,6 +553,8 @@ def _same_ask(*columns: Any) -> model.Ask:
     """Equal columns give the same object: the planner knows asks it has met by their identity."""
     return _ask(*columns)
 
+    labels_preferred: Any,
+    spread: bool,
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
@@ -563,6 +567,8 @@ def _pairs(labels: Any) -> frozenset[tuple[str, str]]:
     return frozenset((str(name), str(value)) for name, value in items)
 
 
+        labels_preferred=_pairs(labels_preferred),
+        spread=spread,
 def _numbers(values: dict[str, Any]) -> model.Numbers:
     return tuple(sorted(values.items()))
 

@@ -263,6 +263,7 @@ class WorkloadShape(Ser):
     ended_at = serializers.DateTimeField(allow_null=True)
     position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
     expected_start = serializers.DateTimeField(allow_null=True)
+    wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a wish")
     reason_code = serializers.CharField()
     reason = serializers.SerializerMethodField(help_text="why it waits, or why it started, in words")
     borrowed_gpus = serializers.SerializerMethodField()
@@ -403,6 +404,11 @@ class JobWish(_AskWish):
     most_retries = count_field(0, required=False)
     reservation = serializers.UUIDField(required=False, allow_null=True)
     environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
+    labels_preferred = serializers.DictField(
+        child=serializers.CharField(max_length=63), required=False, help_text="hosts with more of them come first"
+    )
+    spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
+    wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
     after = AfterWish(many=True, required=False, help_text="starts once all of these have ended as they have to")
 
 
@@ -453,6 +459,7 @@ class PreviewShape(Ser):
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     currency = serializers.CharField()
+    wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
 
 
 class SecondsWish(Strict):

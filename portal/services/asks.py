@@ -29,6 +29,8 @@ class AskFields:
     min_compute_capability: int = 0
     nvlink: bool = False
     labels_required: dict[str, str] = field(default_factory=dict)
+    labels_preferred: dict[str, str] = field(default_factory=dict)
+    spread: bool = False
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -84,6 +86,8 @@ def check_ask(
     min_compute_capability: Any = 0,
     nvlink: Any = False,
     labels_required: Any = None,
+    labels_preferred: Any = None,
+    spread: Any = False,
 ) -> AskFields:
     """Check each part of an ask; problems go to ``checks``."""
     known = models_of(pool)
@@ -104,6 +108,8 @@ def check_ask(
         ),
         nvlink=checks.flag("nvlink", nvlink),
         labels_required=checks.labels("labels_required", labels_required or {}),
+        labels_preferred=checks.labels("labels_preferred", labels_preferred or {}),
+        spread=checks.flag("spread", spread),
     )
     _check_memory(checks, pool, clean)
     _check_size(checks, pool, clean)

@@ -71,6 +71,7 @@ class _Wish:
     most_retries: int
     reservation: Reservation | None
     after: tuple[tuple[str, Workload], ...] = ()
+    wanted_by: datetime | None = None
 
 
 def launch_notebook(
@@ -124,11 +125,15 @@ def submit_job(
     reservation: Reservation | None = None,
     environment: dict[str, str] | None = None,
     after: list[tuple[str, Workload]] | None = None,
+    labels_preferred: dict[str, str] | None = None,
+    spread: bool = False,
+    wanted_by: datetime | None = None,
     via: str = "web",
 ) -> Workload:
     """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
 
-    ``after`` is earlier work that it waits for, each with how that has to end: ok, any or not_ok. Raises Invalid, NotAllowed.
+    ``after`` is earlier work that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
+    ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)
     wish = _job_wish(
@@ -136,6 +141,7 @@ def submit_job(
         min_memory_mib=min_memory_mib, min_compute_capability=min_compute_capability, labels_required=labels_required,
         nvlink=nvlink, type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
         most_retries=most_retries, reservation=reservation, environment=environment, after=after,
+        labels_preferred=labels_preferred, spread=spread, wanted_by=wanted_by,
     )  # fmt: skip
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
 
@@ -208,6 +214,8 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
 
 
 def cancel_workload(*, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web") -> Workload:
+        "labels_preferred": dict(workload.labels_preferred),
+        "spread": workload.spread,
     """Stop it, or take it out of the queue. Raises Conflict when it has ended, NotAllowed, Invalid."""
     policy.require(actor, "workload.change", workload)
     checks = Checks()
@@ -334,7 +342,7 @@ def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
         "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "min_memory_mib": 0,
         "min_compute_capability": 0, "labels_required": None, "nvlink": False, "type": "training", "priority": "normal",
         "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "reservation": None, "environment": None,
-        "after": None,
+        "after": None, "labels_preferred": None, "spread": False, "wanted_by": None,
     }  # fmt: skip
     return defaults | {name: value for name, value in given.items() if name in defaults}
 
@@ -424,11 +432,15 @@ def _job_wish(
     ask = _checked_common(
         checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, min_memory_mib=min_memory_mib,
         min_compute_capability=min_compute_capability, nvlink=nvlink, labels_required=labels_required,
+    labels_preferred: Any = None,
+    spread: Any = False,
+    wanted_by: Any = None,
     )  # fmt: skip
     wish = _Wish(
         kind=WorkloadKind.JOB,
         project=project,
         pool=pool,
+        labels_preferred=labels_preferred, spread=spread,
         name=checks.text("name", name),
         type=checks.choice("type", type, WorkloadType.values),
         ask=ask,
@@ -447,6 +459,7 @@ def _job_wish(
     return wish
 
 
+        wanted_by=_checked_wish(checks, wanted_by, now),
 def _checked_common(checks: Checks, project: Project, pool: Pool, **ask: Any) -> AskFields:
     check_project(checks, project)
     check_pool(checks, pool, project.team)
@@ -485,6 +498,17 @@ def indices_of(checks: Checks, text: Any) -> tuple[list[int], int | None]:
     allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MOST_TASKS:,} tasks, with numbers up to {LARGEST_INDEX:,}"
     matched = ARRAY.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
     if matched is None:
+def _checked_wish(checks: Checks, wanted_by: Any, now: datetime) -> datetime | None:
+    """When it should be done; nothing holds it to that."""
+    if wanted_by is None:
+        return None
+    at = checks.moment("wanted_by", wanted_by)
+    if "wanted_by" not in checks.problems and at <= now:
+        words = f"wanted_by is {at:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
+        checks.note("wanted_by", at.isoformat(), words)
+    return at
+
+
         checks.note("array", text, f"array is {shown(text)}; allowed: {allowed}.")
         return [], None
     found: set[int] = set()
@@ -549,12 +573,29 @@ def _columns(wish: _Wish) -> dict[str, Any]:
 
 
 def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
+        "wanted_by": wish.wanted_by,
     answer = engine.preview_workload(owner=actor, now=now, **_columns(wish))
     gpus = gpus_of(wish.pool, wish.ask)
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
     longest = None if price is None else rounded(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
-    return {**answer, "gpus": gpus, "price_per_hour": per_hour, "longest_cost": longest, "currency": money.currency()}
+    return {
+        **answer,
+        "gpus": gpus,
+        "price_per_hour": per_hour,
+        "longest_cost": longest,
+        "currency": money.currency(),
+        "wish": _wish_in_words(wish, answer, now),
+    }
+
+
+def _wish_in_words(wish: _Wish, answer: dict[str, Any], now: datetime) -> str:
+    """A warning when it would not be done when it is wanted; empty when it would, or nobody said."""
+    start = answer["expected_start"]
+    if wish.wanted_by is None or start is None:
+        return ""
+    predicted = timedelta(seconds=answer["predicted_seconds"])
+    return wording.late_for_its_wish(wish.wanted_by, start + predicted)
 
 
 def _hash(text: str) -> str:

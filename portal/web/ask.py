@@ -35,7 +35,7 @@ from scheduler.models import JobArray, Reservation, Series, Workload
 
 REMEMBERED = "last_ask"
 NOT_REMEMBERED = frozenset(
-    {"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until", "after", "array"}
+    {"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until", "after", "array", "wanted_by"}
 )
 
 
@@ -158,6 +158,7 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options
         remembered["preemptible"] = bool(remembered.get("preemptible"))
         remembered["nvlink"] = bool(remembered.get("nvlink"))
     initial |= remembered
+        remembered["spread"] = bool(remembered.get("spread"))
     initial["kind"] = kind
     initial["project"] = initial.get("project") or next(iter(options.projects), "")
     if kind == "notebook" and "type" not in remembered:
@@ -174,7 +175,7 @@ def _from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
     if public_id is None:
         return {}
     workload = policy.visible_workloads(user).filter(public_id=public_id).select_related(*RELATED).first()
-    return values_of(workload) if workload else {}
+    return values_of(workload, user) if workload else {}
 
 
 def _from_address(request: HttpRequest) -> dict[str, Any]:

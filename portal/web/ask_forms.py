@@ -35,6 +35,7 @@ ANY = ""
 
 # Service argument: the field that shows what is wrong with it.
 FIELD_OF = {
+    "labels_preferred": "prefer",
     "models": "target",
     "pool": "target",
     "profile": "target",
@@ -77,6 +78,8 @@ class AskForm(VerbForm):
     name = forms.CharField(label="Name", required=False, max_length=200)
     project = forms.ChoiceField(label="Project")
     target = forms.ChoiceField(label="GPU", widget=forms.RadioSelect)
+    second = forms.ChoiceField(label="Or else", required=False)
+    third = forms.ChoiceField(label="Or else", required=False)
     count = forms.ChoiceField(label="GPUs", choices=COUNTS, widget=forms.RadioSelect, initial="1")
     units_other = forms.IntegerField(label="How many", required=False)
     hosts = forms.IntegerField(label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them.")
@@ -141,6 +144,18 @@ class AskForm(VerbForm):
         label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
     )
     most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
+    prefer = forms.CharField(
+        label="Rather on hosts with", required=False, max_length=300, help_text="Labels such as rack=r1, with commas."
+    )
+    spread = forms.BooleanField(label="Spread over hosts that share as little as can be", required=False)
+    wanted_by = forms.DateTimeField(
+        label="Wanted by",
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+        input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
+        help_text="A wish: you are told here when it looks later.",
+        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00."},
+    )
     after = forms.ChoiceField(label="After another one", required=False)
     after_how = forms.ChoiceField(label="Starts", choices=AFTER[1:], required=False, initial="ok")
     array = forms.CharField(
@@ -164,6 +179,9 @@ class AskForm(VerbForm):
         fields["start"].required = self.kind_chosen == "reservation"
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["target"].choices = _targets(self.lines, options.currency)
+        models = sorted({line.model for line in self.lines if line.model})
+        for name in ("second", "third"):
+            fields[name].choices = [("", "Nothing else"), *((model, gpu_model(model)) for model in models)]
         self.earlier = options.earlier
         fields["after"].choices = [("", "No"), *((key, row.name) for key, row in self.earlier.items())]
         fields["reservation"].choices = [
@@ -183,6 +201,7 @@ class AskForm(VerbForm):
         data["units"] = self._units(data)
         data["seconds"] = self._seconds(data)
         data["pairs"] = self._pairs(data)
+        data["preferred"] = self._preferred(data)
         return data
 
     def _units(self, data: Mapping[str, Any]) -> int | None:
@@ -201,6 +220,22 @@ class AskForm(VerbForm):
             self.add_error("length", f"For is {given}; allowed: more than 0, up to {MOST_LENGTH:,} {unit}.")
             return None
         return int(length * SECONDS[unit])
+
+    def _preferred(self, data: Mapping[str, Any]) -> dict[str, str]:
+        pairs = {}
+        for part in filter(None, (part.strip() for part in (data.get("prefer") or "").split(","))):
+            name, equals, value = part.partition("=")
+            if not equals:
+                self.add_error("prefer", f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between.")
+                return {}
+            pairs[name.strip()] = value.strip()
+        return pairs
+
+    def _models(self) -> list[str]:
+        """In order of preference; none where any will do."""
+        _, first, _ = self.cleaned_data["target"]
+        wanted = [first, self.cleaned_data.get("second") or "", self.cleaned_data.get("third") or ""]
+        return list(dict.fromkeys(filter(None, wanted))) if first else []
 
     def _pairs(self, data: Mapping[str, Any]) -> dict[str, str]:
         pairs = {}
@@ -229,13 +264,13 @@ class AskForm(VerbForm):
 
     def common(self) -> dict[str, Any]:
         """Arguments of every service: project, pool, name, units, models, profile."""
-        pool, model, profile = self.cleaned_data["target"]
+        pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.project_chosen,
             "pool": pool,
             "name": self.cleaned_data["name"],
             "units": self.cleaned_data["units"],
-            "models": [model] if model else [],
+            "models": self._models(),
             "profile": profile,
         }
 
@@ -246,12 +281,12 @@ class AskForm(VerbForm):
 
     def for_window(self, start: datetime, end: datetime) -> dict[str, Any]:
         """What is asked for, without its name, in another window; also of a form whose start is not good."""
-        pool, model, profile = self.cleaned_data["target"]
+        pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.project_chosen,
             "pool": pool,
             "units": self.cleaned_data["units"],
-            "models": [model] if model else [],
+            "models": self._models(),
             "profile": profile,
             "start": start,
             "end": end,
@@ -296,6 +331,9 @@ class AskForm(VerbForm):
             "most_retries": data["most_retries"] or 0,
             "reservation": self.reservations.get(data["reservation"]),
             "environment": data["pairs"],
+            "labels_preferred": data["preferred"],
+            "spread": data["spread"],
+            "wanted_by": data["wanted_by"],
             "after": [(data["after_how"] or "ok", self.earlier[data["after"]])] if data.get("after") else [],
         }
 
@@ -322,15 +360,19 @@ def first_values(now: datetime, lines: list[FreeLine]) -> dict[str, Any]:
     }
 
 
-def values_of(workload: Workload) -> dict[str, Any]:
-    """The fields of an earlier notebook or job, to launch it again with changes."""
-    model = workload.models_wanted[0] if len(workload.models_wanted) == 1 else ANY
+def values_of(workload: Workload, user: User) -> dict[str, Any]:
+    """The fields of an earlier notebook or job, to launch it again with changes. Values of its environment may be secrets: only its
+    owner gets them, anybody else the names."""
+    wanted = [*workload.models_wanted, "", "", ""]
+    model = wanted[0] or ANY
     hours, rest = divmod(workload.max_runtime_seconds, 3600)
     return {
         "kind": workload.kind,
         "name": workload.name,
         "project": str(workload.project_id),
         "target": f"{workload.pool.slug}|{model}|{workload.profile}",
+        "second": wanted[1],
+        "third": wanted[2],
         **count_values(workload.units),
         "hosts": workload.hosts,
         "nvlink": workload.nvlink,
@@ -341,7 +383,11 @@ def values_of(workload: Workload) -> dict[str, Any]:
         "priority": Priority(workload.priority).name.lower(),
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
-        "environment": "\n".join(f"{name}={value}" for name, value in workload.environment.items()),
+        "prefer": ", ".join(f"{name}={value}" for name, value in sorted(workload.labels_preferred.items())),
+        "spread": workload.spread,
+        "environment": "\n".join(
+            f"{name}={value if workload.owner_id == user.pk else ''}" for name, value in workload.environment.items()
+        ),
     }
 
 

@@ -191,6 +191,8 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
     }
+    if answer["wish"]:
+        context["warnings"] = [{"text": answer["wish"]}]
     if not answer["starts_now"] and answer["expected_start"] is None:
         context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
     return context
@@ -284,7 +286,7 @@ def same_elsewhere(form: AskForm) -> Same:
         "pool": pool.slug,
         "name": data["name"],
         "units": data["units"],
-        "models": [model] if model else [],
+        "models": form.common()["models"],
         "profile": profile,
     }
     if kind == "reservation":
@@ -305,9 +307,20 @@ def same_elsewhere(form: AskForm) -> Same:
             "max_runtime_seconds",
             "most_retries",
             "environment",
+            "labels_preferred",
+            "spread",
+            "wanted_by",
             "command",
         )
-        defaults = {"hosts": 1, "nvlink": False, "most_retries": 0, "environment": {}}
+        defaults = {
+            "labels_preferred": {},
+            "spread": False,
+            "wanted_by": None,
+            "hosts": 1,
+            "nvlink": False,
+            "most_retries": 0,
+            "environment": {},
+        }
         arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
         arguments["array"] = data["array"].strip()
     if form.recurs:

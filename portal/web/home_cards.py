@@ -136,6 +136,14 @@ def step_line(piece: Piece) -> list[dict[str, Any]]:
     return line
 
 
+def late(workload: Workload) -> str:
+    """A warning when it is expected to be done later than it is wanted."""
+    if workload.expected_start is None:
+        return ""
+    done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
+    return wording.late_for_its_wish(workload.wanted_by, done)
+
+
 def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, Any]]:
     """The buttons of a workload, by its state. Who may not press one is told by the service; here others' work gets none."""
     workload = piece.workload
@@ -226,10 +234,14 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
         "position": workload.position,
         "of": piece.waiting if workload.position else None,
         "expected": wording.likely_start(workload.expected_start, piece.likely, now),
-        "why": wording.reason(workload.reason_code, workload.reason_numbers, user)
-        or "The engine has not looked at it yet.",
+        "why": " ".join(filter(None, (_why_it_waits(workload, user), late(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
     }
+
+
+def _why_it_waits(workload: Workload, user: User) -> str:
+    said = wording.reason(workload.reason_code, workload.reason_numbers, user)
+    return said or "The engine has not looked at it yet."
 
 
 def _running(piece: Piece, currency: str, now: datetime) -> dict[str, Any]:

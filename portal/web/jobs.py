@@ -31,7 +31,10 @@ from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
 
-ARRAY_LOSS = "Every task that waits leaves the queue. What those that run did since their last checkpoint is lost; logs and files stay."
+ARRAY_LOSS = (
+    "Every task that waits leaves the queue. "
+    "What those that run did since their last checkpoint is lost; logs and files stay."
+)
 TAIL_BYTES = 64 * 1024
 PART_BYTES = 128 * 1024
 TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
@@ -408,6 +411,11 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
         facts.append(
             ("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id]))
         )
+    if workload.labels_preferred or workload.spread:
+        wishes = [f"{name}={value}" for name, value in sorted(workload.labels_preferred.items())]
+        facts.append(("Rather", ", ".join([*wishes, *(["spread over hosts"] if workload.spread else [])]), ""))
+    if workload.wanted_by is not None:
+        facts.append(("Wanted by", f"{timezone.localtime(workload.wanted_by):%d %b %Y %H:%M}", ""))
     facts += _after_facts(workload, user)
     if workload.array is not None:
         whole = reverse("array", args=[workload.array.public_id])

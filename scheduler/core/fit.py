@@ -15,6 +15,8 @@ from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board
 from scheduler.core.model import WHOLE, Ask, Queued
 from scheduler.core.ranking import Ranking, Terms
 from scheduler.core.topology import islands, nearest_first
+from scheduler.core.waste import MILLI, Need, fits
+from scheduler.core.wishes import apart, wished_for
 
 NOTHING: frozenset[str] = frozenset()
 EVERYTHING = frozenset({HOLDS, MAINTENANCE, RESERVATIONS})
@@ -119,12 +121,14 @@ def choose(
     if len(hosts) < ask.hosts:
         return None
     free = board.free if available is None else available
-    keys = place_ranks(board, ask, kind, counts[hosts], hosts, free, beside)
+    ranks = place_ranks(board, ask, kind, counts[hosts], hosts, free, beside)
+    keys = wished_for(board.ground, ask, hosts, counts[hosts], ranks)
     if ask.hosts == 1 and not ask.nvlink:
         return pick_on_host(board, ask, kind, int(hosts[int(np.argmin(keys))]), free)
     chosen: list[int] = []
     found = 0
-    for host in nearest_first(board.ground, ask.hosts, hosts[np.argsort(keys, kind="stable")]):
+    best_first = hosts[np.argsort(keys, kind="stable")]
+    for host in apart(board.ground, best_first) if ask.spread else nearest_first(board.ground, ask.hosts, best_first):
         units = pick_on_host(board, ask, kind, int(host), free)
         if units is not None:
             chosen += units

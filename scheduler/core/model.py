@@ -92,6 +92,8 @@ class Ask:
     min_compute_capability: int = 0
     nvlink: bool = False  # all units of a host in one NVLink group
     labels: frozenset[tuple[str, str]] = frozenset()  # each must be on the host
+    labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of them come first
+    spread: bool = False  # on hosts, and in racks, that share as little as can be
     cpu_milli: int = 0  # on each host, beside the units
     memory_mib: int = 0  # on each host, beside the units
 

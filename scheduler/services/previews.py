@@ -22,8 +22,8 @@ def preview_workload(
     """What the next cycle would say to this workload if it were queued now.
 
     ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None),
-    ``borrowed_slots``, ``quota_effect`` (see ``selectors.quota_effect``). ``columns`` are those of ``queue_workload``;
-    what the plan does not ask for is ignored.
+    ``borrowed_slots``, ``predicted_seconds`` (how long it would run), ``quota_effect`` (see ``selectors.quota_effect``).
+    ``columns`` are those of ``queue_workload``; what the plan does not ask for is ignored.
     """
     taken = one_answer.take([pool.pk], now)
     budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
@@ -55,6 +55,7 @@ def preview_workload(
     answer = explain.preview(taken, queued, snapshot.seconds(now))
     effect = selectors.quota_effect(taken, team=project.team_id, pool=pool.pk)
     said = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
+    said["predicted_seconds"] = queued.predicted_seconds
     if isinstance(answer, model.Placement):
         return {**said, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
     return {**said, "starts_now": False, "expected_start": _moment(answer.expected_start), "borrowed_slots": 0}

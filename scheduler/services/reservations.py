@@ -295,12 +295,13 @@ def evicted_by_reservation(
 def _columns(
     *, units: int, hosts: int = 1, models_wanted: Sequence[str] = (), profile: str = WHOLE, min_memory_mib: int = 0,
     min_compute_capability: int = 0, nvlink: bool = False, labels_required: Mapping[str, str] | None = None,
-    cpu_milli: int = 0, memory_mib: int = 0,
+    cpu_milli: int = 0, memory_mib: int = 0, labels_preferred: Mapping[str, str] | None = None, spread: bool = False,
 ) -> dict[str, object]:  # fmt: skip
     return {
         "units": units, "hosts": hosts, "models_wanted": list(models_wanted), "profile": profile,
         "min_memory_mib": min_memory_mib, "min_compute_capability": min_compute_capability, "nvlink": nvlink,
         "labels_required": dict(labels_required or {}), "cpu_milli": cpu_milli, "memory_mib": memory_mib,
+        "labels_preferred": dict(labels_preferred or {}), "spread": spread,
     }  # fmt: skip
 
 

@@ -131,6 +131,9 @@ def _born(
     most_retries: int = 0,
     reservation: Reservation | None = None,
     after: After = (),
+    labels_preferred: Mapping[str, str] | None = None,
+    spread: bool = False,
+    wanted_by: datetime | None = None,
 ) -> Workload:
     """The row, not written yet."""
     return Workload(
@@ -167,6 +170,9 @@ def _born(
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
         waits_for=awaited(after),
+        labels_preferred=dict(labels_preferred or {}),
+        spread=spread,
+        wanted_by=wanted_by,
     )
 
 

@@ -1,0 +1,73 @@
+"""Wishes order the hosts that would do, and keep nothing waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Host,
+    Placement,
+    Policy,
+    Pool,
+    PoolKind,
+    Queued,
+    Quota,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+
+NOW = 1_000_000
+
+
+def placed(ask: Ask, *running: Running, **host_labels: dict[str, str]) -> list[str]:
+    """On which hosts an ask is placed, of hosts with four GPUs each and these labels."""
+    names = list(host_labels)
+    snapshot = Snapshot(
+        epoch=1,
+        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
+        hosts=tuple(Host(n, name, 1, frozenset(host_labels[name].items())) for n, name in enumerate(names, 1)),
+        units=tuple(Unit(n * 10 + g, n, n * 10 + g, "H100") for n in range(1, len(names) + 1) for g in range(4)),
+        teams=(Team(1, "red"),),
+        quotas=(Quota(1, 1, "H100", 99 * SLOTS_PER_GPU),),
+        queued=(Queued(900, 1, 1, 1, 1, ask, NOW, 3600, 3600),),
+        running=running,
+    )
+    found = [p for p in plan(snapshot, NOW).placements if isinstance(p, Placement)]
+    return [names[unit // 10 - 1] for p in found for unit in p.units]
+
+
+def busy(workload: int, *units: int) -> Running:
+    return Running(workload, 1, 1, 1, 1, units, NOW - 60, NOW + 9000, NOW + 9000)
+
+
+def labels(**pairs: str) -> dict[str, Any]:
+    return {"labels_preferred": frozenset(pairs.items())}
+
+
+def test_a_host_with_the_preferred_label_comes_first_and_another_one_does() -> None:
+    hosts = {"a": {"rack": "r1"}, "b": {"rack": "r2"}}
+    assert placed(Ask(1, **labels(rack="r2")), **hosts) == ["b"]
+    assert placed(Ask(1, **labels(rack="r3")), **hosts) == placed(Ask(1), **hosts)
+    assert placed(Ask(1, **labels(rack="r2")), busy(1, 20, 21, 22, 23), **hosts) == ["a"], "a wish keeps nothing waiting"
+
+
+def test_of_several_preferred_labels_most_count() -> None:
+    hosts = {"a": {"rack": "r1"}, "b": {"rack": "r1", "disk": "fast"}, "c": {"disk": "fast"}}
+    assert placed(Ask(1, **labels(rack="r1", disk="fast")), **hosts) == ["b"]
+
+
+def test_what_is_to_be_spread_goes_to_the_emptiest_host() -> None:
+    hosts: dict[str, dict[str, str]] = {"a": {}, "b": {}}
+    assert placed(Ask(1), busy(1, 10), **hosts) == ["a"], "the placement rule fills up"
+    assert placed(Ask(1, spread=True), busy(1, 10), **hosts) == ["b"]
+
+
+def test_a_gang_that_is_to_be_spread_stands_in_as_many_racks_as_can_be() -> None:
+    hosts = {"a": {"rack": "r1"}, "b": {"rack": "r1"}, "c": {"rack": "r2"}, "d": {"rack": "r3"}}
+    assert placed(Ask(1, hosts=3, spread=True), **hosts) == ["a", "c", "d"]
+    assert sorted(placed(Ask(1, hosts=2), **hosts)) == ["a", "b"], "without the wish one rack is better"

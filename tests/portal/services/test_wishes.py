@@ -1,0 +1,65 @@
+"""What people would rather have: stored, shown, placed by, and said when it looks as if it will not be so."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from portal.errors import Invalid
+from portal.services import workloads
+from scheduler import engine, snapshot
+from scheduler.models import Host, Workload
+from tests.portal.services.test_dependencies_and_arrays import job
+from tests.portal.web.work_samples import signed_in
+from tests.world import A100, H100, World
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+
+
+def preview(world: World, **changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "x",
+        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 4 * 3600, "now": world.now,
+    }  # fmt: skip
+    return workloads.preview_workload(**(given | changes))
+
+
+def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:
+    Host.objects.filter(name="beta").update(labels={"rack": "r2"})
+    made = job(world, labels_preferred={"rack": "r2"}, spread=True)
+    asked = next(q.ask for q in snapshot.take([world.shared.pk], world.now).queued if q.id == made.pk)
+    assert (asked.labels_preferred, asked.spread) == (frozenset({("rack", "r2")}), True)
+    engine.cycle("test", world.now)
+    assert made.runs.get().host.name == "beta"
+
+
+def test_models_are_tried_in_the_order_given(world: World) -> None:
+    job(world, units=8, hosts=2)
+    made = job(world, "second", models=[H100, A100])
+    engine.cycle("test", world.now)
+    assert made.runs.get().host.name == "gamma"
+
+
+def test_a_wish_that_looks_late_is_said_and_holds_nothing(world: World) -> None:
+    assert preview(world, wanted_by=world.now + 9 * HOUR)["wish"] == ""
+    assert "expected to be done" in preview(world, wanted_by=world.now + HOUR)["wish"]
+    made = job(world, wanted_by=world.now + HOUR)
+    assert made.wanted_by == world.now + HOUR
+    Workload.objects.filter(pk=made.pk).update(expected_start=world.now + 2 * HOUR, predicted_seconds=3600)
+    page = signed_in(world.vision.member).get(reverse("job", args=[made.public_id])).content.decode()
+    assert "Wanted by" in page and "It is wanted by" in page
+
+
+def test_wishes_that_make_no_sense_are_refused_by_name(world: World) -> None:
+    for wrong, field in (
+        ({"wanted_by": world.now - HOUR}, "wanted_by"), ({"wanted_by": "soon"}, "wanted_by"),
+        ({"labels_preferred": {"a b": "c"}}, "labels_preferred"), ({"spread": "yes"}, "spread"),
+    ):  # fmt: skip
+        with pytest.raises(Invalid) as refused:
+            job(world, **wrong)  # type: ignore[arg-type]
+        assert list(refused.value.fields) == [field]
