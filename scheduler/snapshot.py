@@ -56,9 +56,9 @@ ASK_COLUMNS = (
     "labels_required",
     "cpu_milli",
     "memory_mib",
-)
     "labels_preferred",
     "spread",
+)
 
 
 def seconds(moment: datetime) -> int:
@@ -533,6 +533,8 @@ def _ask(
     labels: Any,
     cpu_milli: int,
     memory_mib: int,
+    labels_preferred: Any,
+    spread: bool,
 ) -> model.Ask:
     return model.Ask(
         units=units,
@@ -545,6 +547,8 @@ def _ask(
         labels=_pairs(labels),
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
+        labels_preferred=_pairs(labels_preferred),
+        spread=spread,
     )
 
 
@@ -553,8 +557,6 @@ def _same_ask(*columns: Any) -> model.Ask:
     """Equal columns give the same object: the planner knows asks it has met by their identity."""
     return _ask(*columns)
 
-    labels_preferred: Any,
-    spread: bool,
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
@@ -567,8 +569,6 @@ def _pairs(labels: Any) -> frozenset[tuple[str, str]]:
     return frozenset((str(name), str(value)) for name, value in items)
 
 
-        labels_preferred=_pairs(labels_preferred),
-        spread=spread,
 def _numbers(values: dict[str, Any]) -> model.Numbers:
     return tuple(sorted(values.items()))
 
