@@ -10,6 +10,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
+from scheduler.core.ordering import Part, Turn
 from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
 from scheduler.states import AdminState, LeaseState, RepairState
 
@@ -113,8 +114,24 @@ def fairness(pool: Pool, now: datetime) -> list[explain.FairnessRow]:
 
 
 def sooner(workload: Workload, now: datetime) -> list[explain.Alternative]:
-    """What a waiting workload could ask for instead to start sooner; empty when nothing would help."""
-    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now))
+    """What a waiting workload could ask for instead to start sooner; empty when nothing would help. Of priorities, those
+    that its team may use. Its project and team are loaded."""
+    highest = model.Priority(workload.project.team.highest_priority)
+    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now), highest)
+
+
+def before(workload: Workload, now: datetime) -> list[tuple[Turn, Part]]:
+    """Those whose turn comes before that of a waiting workload, in order, and what decides."""
+    return explain.turns_of(one_answer.take([workload.pool_id], now), workload.pool_id, snapshot.seconds(now)).before(
+        workload.pk
+    )
+
+
+def compare(mine: Workload, other: Workload, now: datetime) -> explain.Comparison | None:
+    """Why ``other`` of the same pool and not ``mine``, which waits. None when either is not there any more."""
+    submitted = snapshot.seconds(other.submitted_at)
+    taken = one_answer.take([mine.pool_id], now)
+    return explain.compare(taken, mine.pk, other.pk, snapshot.seconds(now), submitted)
 
 
 def drain_effect(host: Host, now: datetime) -> explain.DrainEffect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,15 +12,20 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
 from portal.models import User
+from portal.selectors import starts
+from portal.selectors.starts import Starts
 from portal.selectors.work import RELATED, Held, held_by, held_unit
+from scheduler import one_answer
 from scheduler import selectors as engine
-from scheduler.core.explain import Alternative, FairnessRow
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.explain import Alternative, Basis, FairnessRow
+from scheduler.core.model import SLOTS_PER_GPU, Placement, Snapshot
+from scheduler.core.ordering import Turn, place_in_line
 from scheduler.models import Leader, Pool, Team, Workload
 from scheduler.states import WorkloadState
 
 RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
 SOONER_SECONDS = 60
+MOST_AHEAD = 10
 
 
 @dataclass(frozen=True)
@@ -89,15 +95,113 @@ class Blocker:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.ordering.Part``)."""
+
+    workload: Workload
+    part: str
+
+
+@dataclass(frozen=True)
 class Why:
+    """``ahead`` are those that may be seen, at most ``MOST_AHEAD``; ``ahead_more`` how many others have their turn first."""
+
     blockers: list[Blocker]
     sooner: list[Alternative]
     fairness: list[dict[str, Any]]
+    ahead: list[Ahead]
+    ahead_more: int
+    starts: Starts
 
 
 def why(workload: Workload, user: User, now: datetime) -> Why:
-    """Everything about one waiting workload: what blocks it, what would start sooner, how the teams of its pool stand."""
-    return Why(blockers(workload, user), sooner(workload, now), fairness(workload.pool, workload, user, now))
+    """Everything about one waiting workload: what blocks it, who goes first, what would start sooner, how the teams of its
+    pool stand."""
+    first, more = ahead(workload, user, now)
+    return Why(
+        blockers(workload, user),
+        sooner(workload, now),
+        fairness(workload.pool, workload.project.team_id, now),
+        first,
+        more,
+        starts.of_pools([workload.pool_id], now),
+    )
+
+
+def ahead(workload: Workload, user: User, now: datetime) -> tuple[list[Ahead], int]:
+    """Who has its turn before a waiting workload, as far as the viewer may see them, and how many others."""
+    if workload.state != WorkloadState.QUEUED:
+        return [], 0
+    before = engine.before(workload, now)
+    parts = {turn.queued.id: part for turn, part in before}
+    rows = policy.visible_workloads(user).filter(pk__in=parts).select_related(*RELATED)
+    seen = {row.pk: row for row in rows}
+    # The nearest ones say most about one's own place.
+    shown = [Ahead(seen[turn.queued.id], str(part)) for turn, part in before if turn.queued.id in seen][-MOST_AHEAD:]
+    return shown, len(before) - len(shown)
+
+
+@dataclass(frozen=True)
+class WhyThem:
+    """Why ``theirs`` and not ``mine``: ``rule`` is a key of ``portal.wording.WHY_FIRST`` with its numbers. ``without``: what
+    the plan would say to ``mine`` if ``theirs`` was not there: does it start, and the reason with its numbers."""
+
+    mine: Workload
+    theirs: Workload
+    rule: str
+    numbers: dict[str, Any]
+    without_starts: bool
+    without_code: str
+    without_numbers: dict[str, Any]
+
+
+def why_them(mine: Workload, theirs: Workload, now: datetime) -> WhyThem | None:
+    """Compare a waiting workload with one of the same pool that runs or waits, both of which the viewer may see. None when
+    they can't be compared (any more)."""
+    if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
+        return None
+    found = engine.compare(mine, theirs, now)
+    if found is None:
+        return None
+    taken = one_answer.take([mine.pool_id], now)
+    rule = str(found.part or found.basis)
+    if found.basis is Basis.THERE_FIRST:
+        rule = str(found.basis)
+    elif found.mine is None:
+        rule = "turned_away"
+    numbers: dict[str, Any] = {"now": int(now.timestamp()), "half_life": mine.pool.half_life_seconds}
+    for name, workload, turn in (("mine", mine, found.mine), ("theirs", theirs, found.theirs)):
+        numbers |= {f"{name}_{key}": value for key, value in _facts_of(workload, turn, taken, now).items()}
+    without = found.without
+    return WhyThem(
+        mine, theirs, rule, numbers, isinstance(without, Placement), str(without.code), dict(without.numbers)
+    )
+
+
+def _facts_of(workload: Workload, turn: Turn | None, taken: Snapshot, now: datetime) -> dict[str, Any]:
+    """What the rules look at in one workload; times in seconds since the epoch, shares in GPU-hours by weight."""
+    running = next((row for row in taken.running if row.id == workload.pk), None)
+    quotas = engine.quota_effect(taken, team=workload.project.team_id, pool=workload.pool_id)
+    wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
+    facts: dict[str, Any] = {
+        "team": workload.project.team.name,
+        "units": workload.units,
+        "hosts": workload.hosts,
+        "profile": workload.profile,
+        "priority": workload.priority,
+        "submitted": int(workload.submitted_at.timestamp()),
+        "waited": int((now - workload.submitted_at).total_seconds()),
+        "predicted": workload.predicted_seconds,
+        "started": running.started if running else None,
+        "quota": [[quota.model, quota.guaranteed, quota.held] for quota in wanted],
+    }
+    if turn is not None:
+        facts |= {
+            "predicted": turn.queued.predicted_seconds,
+            "place": place_in_line(turn.queued),
+            "share": round(turn.share / SLOTS_PER_GPU / 3600, 2),
+        }
+    return facts
 
 
 def blockers(workload: Workload, user: User) -> list[Blocker]:
@@ -140,20 +244,24 @@ def _sooner_key(workload: Workload) -> str:
     return f"sooner:{workload.pk}:{workload.queued_at.timestamp():.0f}"
 
 
-def fairness(pool: Pool, workload: Workload, user: User, now: datetime) -> list[dict[str, Any]]:
-    """One row per team of the pool, in GPUs and GPU-hours, the least used first. Those who share a pool may know its sums."""
+def fairness(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
+    """One row per team of the pool, in GPUs and GPU-hours, the least used first; ``mine``: ids of the viewer's teams, or of
+    the one that is looked at. Those who share a pool may know its sums."""
     rows: list[FairnessRow] = engine.fairness(pool, now)
+    own = {mine} if isinstance(mine, int) else set(mine)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
     drawn = [
         {
             "team": teams[row.team],
-            "mine": row.team == workload.project.team_id,
+            "mine": row.team in own,
             "guaranteed": row.guaranteed / SLOTS_PER_GPU,
             "held": row.held / SLOTS_PER_GPU,
             "borrowed": row.borrowed / SLOTS_PER_GPU,
             "waiting": row.waiting / SLOTS_PER_GPU,
             "gpu_hours": row.decayed_use / SLOTS_PER_GPU / 3600,
             "weight": row.weight,
+            "share": row.share,
+            "fair_share": row.fair_share,
             "ratio": row.share / row.fair_share if row.fair_share else None,
         }
         for row in rows

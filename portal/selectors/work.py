@@ -15,6 +15,7 @@ from portal.selectors import moves, starts, stops, use
 from portal.selectors.moves import Move
 from portal.selectors.starts import Likely
 from portal.selectors.stops import Stop
+from scheduler.core.estimates import PastStarts
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
     Allocation,
@@ -68,6 +69,7 @@ class Piece:
     price_per_hour: Decimal | None = None
     eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
     stop: Stop | None = None  # who stopped it, or is stopping it, by hand
+    past: PastStarts = field(default_factory=PastStarts)  # how good expected starts were in its pool, while it waits
     likely: Likely | None = None  # from when and by when it likely starts, while it waits
     move: Move | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
 
@@ -105,7 +107,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     if gone:
         for run_id, move in moves.of_runs(gone).items():
             gone[run_id].move = move
-    likely = starts.of((piece.workload for piece in found.values()), now)
+    told = starts.of((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
     costs = use.costs(list(found), now, prices)
@@ -113,7 +115,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
     used = use.of_workloads(holding, hosts, now)
     for pk, piece in found.items():
-        piece.likely = likely.likely(piece.workload)
+        piece.likely, piece.past = told.likely(piece.workload), told.past(piece.workload.pool_id)
         piece.waiting = counts.get(piece.workload.pool_id, 0)
         piece.cost = costs.get(pk)
         piece.use = used.get(pk, piece.use)

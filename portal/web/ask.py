@@ -31,6 +31,7 @@ from portal.web.ask_forms import (
     values_of,
 )
 from portal.web.context import currency_of
+from scheduler.core.model import Priority
 from scheduler.models import JobArray, Reservation, Series, Workload
 
 REMEMBERED = "last_ask"
@@ -179,7 +180,8 @@ def _from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _from_address(request: HttpRequest) -> dict[str, Any]:
-    """A range of the calendar: target, units, start and end (ISO moments)."""
+    """A range of the calendar: target, units, start and end (ISO moments); another way to ask: hosts, seconds, priority and
+    preemptible=1, too."""
     given = request.GET
     found: dict[str, Any] = {}
     if given.get("target"):
@@ -187,6 +189,15 @@ def _from_address(request: HttpRequest) -> dict[str, Any]:
     units = given.get("units", "")
     if units.isascii() and units.isdigit() and 1 <= int(units[:6]) <= 10_000:
         found |= count_values(int(units[:6]))
+    hosts, seconds = given.get("hosts", ""), given.get("seconds", "")
+    if hosts.isascii() and hosts.isdigit() and 1 <= int(hosts[:6]) <= 10_000:
+        found["hosts"] = int(hosts[:6])
+    if seconds.isascii() and seconds.isdigit() and 60 <= int(seconds[:9]) <= 366 * 86_400:
+        found |= length_values(timedelta(seconds=int(seconds[:9])))
+    if given.get("priority") in {priority.name.lower() for priority in Priority}:
+        found["priority"] = given["priority"]
+    if given.get("preemptible") == "1":
+        found["preemptible"] = True
     start, end = _moment(given.get("start", "")), _moment(given.get("end", ""))
     if start is not None:
         found["start"] = timezone.localtime(start)

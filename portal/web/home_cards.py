@@ -50,6 +50,14 @@ def card(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, An
     return made
 
 
+def whole_card(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, Any]:
+    """The card on the workload's own page: with how good expected starts were."""
+    made = card(piece, user, currency, now)
+    if piece.workload.state == WorkloadState.QUEUED and piece.workload.expected_start is not None:
+        made["record"] = wording.past_starts(piece.past)
+    return made
+
+
 def page_of(workload: Workload) -> str:
     """The address of a workload's page."""
     return reverse("notebook" if is_notebook(workload) else "job", args=[workload.public_id])

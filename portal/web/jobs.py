@@ -120,7 +120,7 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     piece = work.pieces([workload], now)[0]
     context = {
         "workload": workload,
-        "card": home_cards.card(piece, user, currency, now),
+        "card": home_cards.whole_card(piece, user, currency, now),
         "steps": home_cards.step_line(piece) if workload.state in home_cards.BEFORE else None,
         "facts": facts_of(piece, user, now),
         "ended": home_cards.how_it_ended(piece, user),

@@ -225,7 +225,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     piece = work.pieces([workload], now)[0]
     context = {
         "workload": workload,
-        "card": home_cards.card(piece, user, currency, now),
+        "card": home_cards.whole_card(piece, user, currency, now),
         "steps": home_cards.step_line(piece) if workload.state != WorkloadState.ENDED else None,
         "ready": _is_ready(piece, user),
         "opens_itself": bool(request.GET.get("open")) and _is_ready(piece, user),

@@ -15,14 +15,16 @@ from django.utils import timezone
 from portal import policy, wording
 from portal.models import User
 from portal.selectors import queue as reads
+from portal.selectors import starts
 from portal.selectors.work import filtered_by_words
-from portal.templatetags.gpupool import duration, gpu_model, grouped
+from portal.templatetags.gpupool import duration, gpu_model, grouped, percent
 from portal.web import home_cards, live
+from portal.web.access import found as found_row
 from portal.web.access import signed_in, viewer
 from portal.web.ask_forms import uuid_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import csv_answer, page_of
-from scheduler.core.explain import Alternative
+from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import WHOLE
 from scheduler.models import Workload, WorkloadKind
 from scheduler.states import WorkloadState
@@ -94,7 +96,8 @@ def queue(request: HttpRequest) -> HttpResponseBase:
     seen = reads.seen_counts(user)
     sees_all = policy.sees_all_teams(user)
     opened = uuid_of(request.GET.get("open", ""))
-    drawn = [_row(request, workload, user, now, workload.public_id == opened) for workload in page.object_list]
+    told = starts.of(page.object_list, now)
+    drawn = [_row(request, workload, user, now, told, workload.public_id == opened) for workload in page.object_list]
     context = {
         "filters": filters,
         "page": page,
@@ -105,11 +108,23 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         "shows_running": shows_running,
         "sees_all": sees_all,
         "shows": [
-            {"label": f"Waiting {seen['waiting']['all']}", "url": _with(request, show=None), "current": not shows_running},
-            {"label": f"Running {seen['running']['all']}", "url": _with(request, show="running"), "current": shows_running},
+            {
+                "label": f"Waiting {seen['waiting']['all']}",
+                "url": _with(request, show=None),
+                "current": not shows_running,
+            },
+            {
+                "label": f"Running {seen['running']['all']}",
+                "url": _with(request, show="running"),
+                "current": shows_running,
+            },
         ],
         "whose": _whose(request, seen["running" if shows_running else "waiting"]),
         "several_pools": len({workload.pool_id for workload in page.object_list}) > 1,
+        "pools": [
+            {"pool": pool, "record": wording.past_starts(told.past(pool.pk))}
+            for pool in {workload.pool_id: workload.pool for workload in page.object_list}.values()
+        ],
         "filtered": any(request.GET.get(name) for name in ("model", "kind", "reason", "find", "whose")),
     }
     return live.page(request, "work/queue.html", "work/queue_part.html", context, topics=["queue"], now=now)
@@ -129,14 +144,16 @@ def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     """Why this one waits: what blocks it, what would start sooner, and how the teams of its pool stand."""
     user, now = viewer(request), timezone.now()
     workload = workload_of(request, public_id)
+    found = reads.why(workload, user, now)
     context = {
         "workload": workload,
         "url": home_cards.page_of(workload),
         "asked": home_cards.asked(workload),
         "is_waiting": workload.state == WorkloadState.QUEUED,
-        "expected": home_cards.expected(workload, now),
+        "expected": wording.likely_start(workload.expected_start, found.starts.likely(workload), now),
+        "record": wording.past_starts(found.starts.past(workload.pool_id)),
         "reason": wording.reason(workload.reason_code, workload.reason_numbers, user),
-        "detail": detail(workload, user, now),
+        "detail": detail(workload, found, user, now),
     }
     return live.page(
         request,
@@ -148,26 +165,96 @@ def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     )
 
 
-def detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
-    """The three columns below a row: blockers, what would start sooner, fairness."""
-    found = reads.why(workload, user, now)
+@signed_in
+def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
+    """Why another workload goes first, or went: the rule that decides between the two, with its numbers."""
+    user, now = viewer(request), timezone.now()
+    mine, theirs = workload_of(request, public_id), workload_of(request, other)
+    found = reads.why_them(mine, theirs, now)
+    context = {
+        "mine": mine,
+        "theirs": theirs,
+        "sides": [_side("It", theirs, now), _side("Yours" if mine.owner_id == user.pk else "This one", mine, now)],
+        "rule": wording.why_first(found.rule, found.numbers) if found else "",
+        "without": _without(found, user) if found else "",
+    }
+    return render(request, "work/why_them.html", context)
+
+
+@signed_in
+def fairness(request: HttpRequest, slug: str) -> HttpResponse:
+    """Why does that team get more? Guarantee, use, share and what is borrowed, of every team of a pool."""
+    user, now = viewer(request), timezone.now()
+    pool = found_row(policy.visible_pools(user), "pool", slug=slug)
+    rows = reads.fairness(pool, set(policy.my_team_ids(user).values_list("team_id", flat=True)), now)
+    context = {"pool": pool, "rows": fairness_rows(rows), "half_life": duration(pool.half_life_seconds)}
+    return live.page(request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now)
+
+
+def detail(workload: Workload, found: reads.Why, user: User, now: datetime) -> dict[str, Any]:
+    """The three columns below a row: blockers and who goes first, what would start sooner, fairness."""
     return {
-        "blockers": [_blocker(blocker, user, now) for blocker in found.blockers],
-        "sooner": alternatives(workload, found.sooner, now),
-        "fairness": [
+        "blockers": [_blocker(workload, blocker, user, now) for blocker in found.blockers],
+        "ahead": [
             {
-                **row,
-                "guaranteed": home_cards.count_of(row["guaranteed"]),
-                "held": home_cards.count_of(row["held"]),
-                "borrowed": home_cards.count_of(row["borrowed"]),
-                "waiting": home_cards.count_of(row["waiting"]),
-                "gpu_hours": grouped(row["gpu_hours"]),
-                "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                "name": row.workload.name,
+                "url": home_cards.page_of(row.workload),
+                "team": row.workload.project.team,
+                "because": wording.FIRST_BECAUSE[row.part],
+                "why_url": reverse("why-them", args=[workload.public_id, row.workload.public_id]),
             }
-            for row in found.fairness
+            for row in found.ahead
         ],
+        "ahead_more": found.ahead_more,
+        "sooner": alternatives(workload, found.sooner, now),
+        "fairness": fairness_rows(found.fairness),
         "half_life": duration(workload.pool.half_life_seconds),
     }
+
+
+def fairness_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As they are shown: GPUs and GPU-hours as words."""
+    return [
+        {
+            **row,
+            "guaranteed": home_cards.count_of(row["guaranteed"]),
+            "held": home_cards.count_of(row["held"]),
+            "borrowed": home_cards.count_of(row["borrowed"]),
+            "waiting": home_cards.count_of(row["waiting"]),
+            "gpu_hours": grouped(row["gpu_hours"]),
+            "share": percent(row["share"]),
+            "fair_share": percent(row["fair_share"]),
+            "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
+        }
+        for row in rows
+    ]
+
+
+def _side(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
+    """What the rules look at in one of two workloads."""
+    waits = workload.state == WorkloadState.QUEUED
+    return {
+        "whose": whose,
+        "workload": workload,
+        "url": home_cards.page_of(workload),
+        "state": home_cards.shown_state(workload),
+        "facts": [
+            ("Asks for", home_cards.asked(workload)),
+            ("Priority", wording.PRIORITY_WORDS[workload.priority]),
+            ("Asked", wording.moment(workload.submitted_at)),
+            ("Expected to run", duration(workload.predicted_seconds)),
+            ("May be preempted", "yes" if workload.preemptible else "no"),
+            ("Place", str(workload.position or "–") if waits else "has its GPUs"),
+        ],
+    }
+
+
+def _without(found: reads.WhyThem, user: User) -> str:
+    """What would be if the other one was not there."""
+    if found.without_starts:
+        return f"If {found.theirs.name} was not there, {found.mine.name} would start now."
+    why_not = wording.reason(found.without_code, found.without_numbers, user)
+    return f"Even if {found.theirs.name} was not there, {found.mine.name} would not start now. {why_not}"
 
 
 def alternatives(workload: Workload, found: list[Alternative], now: datetime) -> list[dict[str, Any]]:
@@ -175,7 +262,9 @@ def alternatives(workload: Workload, found: list[Alternative], now: datetime) ->
     return [_alternative(workload, other, now) for other in found]
 
 
-def _row(request: HttpRequest, workload: Workload, user: User, now: datetime, is_open: bool) -> dict[str, Any]:
+def _row(
+    request: HttpRequest, workload: Workload, user: User, now: datetime, told: starts.Starts, is_open: bool
+) -> dict[str, Any]:
     return {
         "workload": workload,
         "url": home_cards.page_of(workload),
@@ -184,16 +273,18 @@ def _row(request: HttpRequest, workload: Workload, user: User, now: datetime, is
         "is_open": is_open,
         "mine": workload.owner_id == user.pk,
         "asked": home_cards.asked(workload),
-        "expected": home_cards.expected(workload, now),
+        "expected": wording.likely_start(workload.expected_start, told.likely(workload), now, short=True),
         "unknown": workload.expected_start is None,
         "waits": duration(now - workload.queued_at),
         "reason": wording.reason(workload.reason_code, workload.reason_numbers, user) or "Not looked at yet.",
         "state": home_cards.shown_state(workload),
-        "detail": detail(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
+        "detail": detail(workload, reads.why(workload, user, now), user, now)
+        if is_open and workload.state == WorkloadState.QUEUED
+        else None,
     }
 
 
-def _blocker(blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any]:
+def _blocker(waiting: Workload, blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any]:
     workload = blocker.workload
     until = ""
     if blocker.state == WorkloadState.QUEUED:
@@ -206,6 +297,9 @@ def _blocker(blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any
     return {
         "name": workload.name if workload else "Work of another team",
         "url": home_cards.page_of(workload) if workload else "",
+        "why_url": reverse("why-them", args=[waiting.public_id, workload.public_id])
+        if workload and workload.pool_id == waiting.pool_id and waiting.state == WorkloadState.QUEUED
+        else "",
         "team": blocker.team,
         "where": ", ".join(
             part
@@ -221,6 +315,12 @@ def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[
     models = " or ".join(gpu_model(model) for model in ask.models) or "any GPU"
     unit = models if ask.profile == WHOLE else f"{ask.profile} of {models}"
     label = f"{ask.hosts} hosts × {ask.units} {unit}" if ask.hosts > 1 else f"{ask.units} × {unit}"
+    ways = {
+        Changed.RUNTIME: f"at most {duration(other.max_runtime_seconds)}",
+        Changed.PREEMPTIBLE: "if it may be preempted",
+        Changed.PRIORITY: f"with {wording.PRIORITY_WORDS[int(other.priority)]} priority",
+    }
+    label = ", ".join([label, *(ways[changed] for changed in other.changed if changed in ways)])
     starts = "now"
     if not other.starts_now and other.expected_start is not None:
         local = timezone.localtime(datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone()))
@@ -232,6 +332,13 @@ def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[
     model = ask.models[0] if ask.models else ""
     target = f"{workload.pool.slug}%7C{model}%7C{ask.profile}"
     page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&units={ask.units}&target={target}"
+    page += f"&hosts={ask.hosts}" if workload.kind == WorkloadKind.JOB and ask.hosts != workload.hosts else ""
+    values = {
+        Changed.RUNTIME: f"&seconds={other.max_runtime_seconds}",
+        Changed.PREEMPTIBLE: "&preemptible=1",
+        Changed.PRIORITY: f"&priority={wording.PRIORITY_WORDS[int(other.priority)]}",
+    }
+    page += "".join(values[changed] for changed in other.changed if changed in values)
     return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
 
 

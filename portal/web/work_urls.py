@@ -39,11 +39,13 @@ urlpatterns = [
     path("workloads/<uuid:public_id>/keep/", work_actions.keep, name="workload-keep"),
     path("workloads/<uuid:public_id>/relaunch/", work_actions.relaunch, name="workload-relaunch"),
     path("workloads/<uuid:public_id>/why/", queue.why, name="why"),
+    path("workloads/<uuid:public_id>/why/<uuid:other>/", queue.why_them, name="why-them"),
     path("workloads/<uuid:public_id>/sooner/", queue.sooner, name="sooner"),
     path("reservations/<uuid:public_id>/", calendar_reservations.reservation, name="reservation"),
     path("reservations/<uuid:public_id>/cancel/", calendar_reservations.cancel, name="reservation-cancel"),
     path("series/<uuid:public_id>/cancel/", calendar_reservations.cancel_series, name="series-cancel"),
     path("queue/", queue.queue, name="queue"),
+    path("queue/fairness/<slug:slug>/", queue.fairness, name="fairness"),
     path("search/", search.search, name="search"),
     path("styleguide/", signed_in(styleguide.styleguide), name="styleguide"),
 ]

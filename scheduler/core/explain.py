@@ -25,7 +25,7 @@ from scheduler.core.timeline import Promises
 
 MOST_ALTERNATIVES = 5
 MOST_TRIED, LEAST_TRIED = 24, 3  # ways to ask that are planned for
-WORK = 24_000  # workloads looked at in all of them
+WORK = 6_000  # workloads looked at in all of them
 
 
 def preview(snapshot: Snapshot, queued: Queued, now: int) -> Placement | Refusal:

@@ -63,6 +63,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "queue": ("GET", ALL),
     "why": ("GET", OWN_TEAM),
     "sooner": ("GET", OWN_TEAM),
+    "why-them": ("GET", OWN_TEAM),
+    "fairness": ("GET", POOL),
     "search": ("GET", ALL),
     "styleguide": ("GET", ALL),
     "fleet": ("GET", ALL),
@@ -161,6 +163,8 @@ class Things:
             "team": ["vision"],
             "quota-change": ["vision"],
             "pool": ["vision-only"],
+            "fairness": ["vision-only"],
+            "why-them": [self.job.public_id, self.notebook.public_id],
             "template": ["lab"],
         }
         jobs = (

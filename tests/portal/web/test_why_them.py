@@ -1,0 +1,192 @@
+"""Why them, not me: who goes first and by which rule, ranges of expected starts, who gets how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import time_machine
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from portal import wording
+from portal.selectors import queue as reads
+from scheduler import engine, services
+from scheduler.core.estimates import LEAST_RECORDS, PastStarts
+from scheduler.core.explain import Basis
+from scheduler.core.ordering import Part
+from scheduler.models import StartEstimate, Workload
+from tests.portal.web.work_samples import signed_in
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import TeamOfWorld, World
+
+pytestmark = pytest.mark.django_db
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+@pytest.fixture(autouse=True)
+def a_little_later(world: World) -> Iterator[None]:
+    """The pages are looked at ten minutes after everything was asked for."""
+    with time_machine.travel(world.now + 10 * MINUTE, tick=False):
+        yield
+
+
+def full(world: World) -> list[Workload]:
+    """Both teams' jobs hold every H100 of the pool, by their guarantee and borrowed."""
+    runs = [job(world, world.vision, 8, world.now, name="first"), job(world, world.vision, 8, world.now, name="second")]
+    engine.cycle("test", world.now)
+    Workload.objects.update(predicted_seconds=4 * 3600)
+    return [row for row in runs if Workload.objects.get(pk=row.pk).state != "queued"]
+
+
+def waits(world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object) -> Workload:
+    at = world.now + minutes * MINUTE
+    made = job(world, team, units, at, name=name, **also)
+    engine.cycle("test", at)
+    made.refresh_from_db()
+    assert made.state == "queued"
+    return made
+
+
+def page(world: World, mine: Workload, theirs: Workload, user: object = None) -> str:
+    client = signed_in(user or world.vision.member)  # type: ignore[arg-type]
+    answer = client.get(reverse("why-them", args=[mine.public_id, theirs.public_id]))
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def test_every_rule_of_the_order_has_its_sentence() -> None:
+    assert {part.value for part in Part} == set(wording.FIRST_BECAUSE)
+    assert {part.value for part in Part} | {"there_first", "fit", "turned_away"} == set(wording.WHY_FIRST)
+    assert set(Basis) - {Basis.ORDER} < set(wording.WHY_FIRST)
+    for rule in wording.WHY_FIRST:
+        assert wording.why_first(rule, {}).endswith(".")  # whatever numbers are missing
+
+
+def test_what_runs_was_there_first(world: World) -> None:
+    runs = full(world)
+    mine = waits(world, world.vision, "mine")
+    text = page(world, mine, runs[0])
+    assert "It has had its GPUs since" in text and "Even if" in text or "would start now" in text
+
+
+def test_a_higher_priority_of_ones_team_goes_first(world: World) -> None:
+    full(world)
+    mine = waits(world, world.vision, "mine", preemptible=False)
+    urgent = waits(world, world.vision, "urgent", priority=2, preemptible=False, minutes=2)
+    assert "its priority is high, yours normal" in page(world, mine, urgent)
+    detail = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id])).context["detail"]
+    assert [(row["name"], row["because"]) for row in detail["ahead"]] == [
+        ("urgent", "has a higher priority in your team")
+    ]
+    assert detail["ahead"][0]["why_url"] == reverse("why-them", args=[mine.public_id, urgent.public_id])
+
+
+def test_the_place_in_line_is_told_with_its_numbers(world: World) -> None:
+    full(world)
+    mine = waits(world, world.vision, "mine", preemptible=False)
+    quick = waits(world, world.vision, "quick", preemptible=False, minutes=2, max_runtime_seconds=600)
+    text = page(world, mine, quick)
+    assert "10 times the expected run time" in text and "expected to run 10 minutes" in text
+
+
+def test_who_may_not_see_the_other_finds_nothing(world: World) -> None:
+    full(world)
+    mine = waits(world, world.vision, "mine")
+    foreign = waits(world, world.language, "secret-name", units=16, minutes=2)
+    member = signed_in(world.vision.member)
+    for pair in ((mine, foreign), (foreign, mine)):
+        assert member.get(reverse("why-them", args=[row.public_id for row in pair])).status_code == 404
+    for address in (reverse("why", args=[mine.public_id]), reverse("queue")):
+        assert "secret-name" not in member.get(address).content.decode()
+    assert "secret-name" in page(world, mine, foreign, world.operator)
+
+
+def test_those_that_may_not_be_seen_are_counted(world: World) -> None:
+    full(world)
+    foreign = waits(world, world.language, "secret-name", units=4, preemptible=False)
+    Workload.objects.filter(pk=foreign.pk).update(submitted_at=world.now - 30 * HOUR)
+    mine = waits(world, world.vision, "mine", minutes=2)
+    found = reads.why(mine, world.vision.member, world.now + 3 * MINUTE)
+    everybody = reads.why(mine, world.operator, world.now + 3 * MINUTE)
+    assert len(everybody.ahead) == found.ahead_more + len(found.ahead)
+    assert "secret-name" not in [row.workload.name for row in found.ahead]
+
+
+def test_what_no_longer_waits_is_said_not_to_be_comparable(world: World) -> None:
+    runs = full(world)
+    mine = waits(world, world.vision, "mine")
+    services.cancel_workload(mine, now=world.now + 2 * MINUTE)
+    assert "can't be compared" in page(world, mine, runs[0])
+
+
+def past(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:
+    """So many that were told one hour and waited one and a half."""
+    for number in range(count):
+        made = job(world, world.vision, 1, world.now)
+        over = world.now - number * MINUTE
+        StartEstimate.objects.create(
+            workload=made, pool=world.shared, attempt=0, told_at=over - 1.5 * HOUR, expected_start=over - 0.5 * HOUR,
+            latest=over + MINUTE * (1 if number % 5 else -1) if ranged else None, over_at=over, started=True,
+        )  # fmt: skip
+        Workload.objects.filter(pk=made.pk).update(state="ended", ended_at=over)
+
+
+def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) -> None:
+    full(world)
+    mine = waits(world, world.vision, "mine", preemptible=False)
+    member = signed_in(world.vision.member)
+    address = reverse("why", args=[mine.public_id])
+    bare = member.get(address).content.decode()
+    assert "there is no record to tell a range from" in bare and "likely between" not in bare
+    past(world, mine, LEAST_RECORDS)
+    for found in (address, reverse("job", args=[mine.public_id]), reverse("home")):
+        assert "likely between" in member.get(found).content.decode(), found
+    for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
+        text = member.get(found).content.decode()
+        assert f"Of the last {LEAST_RECORDS} that were told a range in this pool, 80 % started by its upper end" in text
+        assert "half were off by more than 30 minutes" in text and "no guarantee" in text
+
+
+def test_the_words_of_a_record_are_honest() -> None:
+    assert "no record" in wording.past_starts(PastStarts())
+    few = PastStarts(errors=(1.0,) * 3, counted=3, median_error=600)
+    assert "Only 3 waited" in wording.past_starts(few) and "%" not in wording.past_starts(few)
+    unproven = PastStarts(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
+    assert "Too few were told a range yet" in wording.past_starts(unproven)
+
+
+def test_who_gets_how_much_is_a_page_for_those_who_may_use_the_pool(world: World) -> None:
+    full(world)
+    page = signed_in(world.vision.member).get(reverse("fairness", args=[world.shared.slug]))
+    rows = {row["team"].slug: row for row in page.context["rows"]}
+    assert rows["vision"]["mine"] and not rows["language"]["mine"]
+    assert (rows["vision"]["held"], rows["vision"]["borrowed"]) == ("16", "8")
+
+
+def test_the_pages_ask_no_more_the_more_waits(world: World) -> None:
+    runs = full(world)
+    mine = waits(world, world.vision, "mine", preemptible=False)
+    addresses = [
+        reverse("why", args=[mine.public_id]),
+        reverse("why-them", args=[mine.public_id, runs[0].public_id]),
+        reverse("fairness", args=[world.shared.slug]),
+    ]
+
+    def asked() -> list[int]:
+        counts = []
+        for address in addresses:
+            client = signed_in(world.vision.member)
+            client.get(address)
+            with CaptureQueriesContext(connection) as captured:
+                assert client.get(address).status_code == 200
+            counts.append(len(captured))
+        return counts
+
+    waits(world, world.vision, "one", priority=2, preemptible=False, minutes=2)
+    few = asked()
+    for number in range(5):
+        waits(world, world.vision, f"more-{number}", priority=2, preemptible=False, minutes=3 + number)
+    assert all(after <= before for after, before in zip(asked(), few, strict=True))
