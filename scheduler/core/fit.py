@@ -99,13 +99,11 @@ class Beside:
 
 def suitable_hosts(board: Board, ask: Ask, counts: Ints, beside: Beside | None = None) -> Mask:
     """Hosts with enough units, every label, and enough CPU and memory."""
-    mask = counts >= ask.units
+    cpu = board.cpu_free if beside is None else beside.cpu_milli
+    memory = board.memory_free if beside is None else beside.memory_mib
+    mask = fits(Need(ask.units, MILLI, ask.cpu_milli, ask.memory_mib), cpu, memory, counts, counts)
     if ask.labels:
-        mask = mask & board.label_mask(ask.labels)
-    if ask.cpu_milli:
-        mask = mask & ((board.cpu_free if beside is None else beside.cpu_milli) >= ask.cpu_milli)
-    if ask.memory_mib:
-        mask = mask & ((board.memory_free if beside is None else beside.memory_mib) >= ask.memory_mib)
+        mask = both(mask, board.label_mask(ask.labels))
     return mask
 
 

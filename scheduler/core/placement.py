@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.core.scarcity import FINE, Prices
-from scheduler.core.waste import AMPLE, BATCHES, MILLI, SEED, Ints, Mask, Mix, Need, Waste, fits
+from scheduler.core.waste import AMPLE, BATCHES, MILLI, SEED, Ints, Mask, Mix, Need, Waste, even_out, fits
 
 REFRESH = 16  # asks between two looks at the prices
 NEVER_CHOSEN = -(1 << 60)
@@ -281,6 +281,7 @@ class BatchFill(Policy):
 
     def __init__(self, nodes: Nodes, mix: Mix, batches: int = BATCHES) -> None:
         super().__init__(nodes, mix)
+        mix = even_out(mix)
         self.states = States(nodes, alike=True)
         self.classes = int(nodes.klass.max(initial=0)) + 1
         self.waste = Waste(mix, self.classes, batches)

@@ -16,10 +16,9 @@ from scheduler.core.board import Board, Ints
 from scheduler.core.model import Ask
 from scheduler.core.placement import REFRESH
 from scheduler.core.scarcity import FINE, Prices
-from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste
+from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste, even_out
 
 LEVELS = 8
-NEEDS_KNOWN = 64  # the commonest needs of a pool make its mix; the rest are too rare to matter
 # What a pool is thought to be asked for before it was asked for anything, in units on a host and how often. It stays in
 # the mix, where it stops mattering as real asks come in.
 PRIOR = ((1, 8), (2, 2), (4, 2), (8, 1))
@@ -45,22 +44,6 @@ class Terms:
     @property
     def gain(self) -> int:
         return self.waste_before - self.waste_after - self.model_price - self.slot_price
-
-
-def even_out(mix: Mix) -> Mix:
-    """The same mix with each share of it rounded to a power of two, and the rarest needs left out.
-
-    One ask more or less then hardly ever changes the mix, and what was worked out for it stays of use.
-    """
-    kept = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[:NEEDS_KNOWN]
-    total = sum(mix.weights)
-    return Mix.of((need, _power_of_two((weight << 16) // total)) for weight, need in kept)
-
-
-def _power_of_two(value: int) -> int:
-    """The power of two nearest by ratio, at least 1."""
-    below = 1 << max(0, value.bit_length() - 1)
-    return 2 * below if value * value >= 2 * below * below else below
 
 
 class HostWaste:

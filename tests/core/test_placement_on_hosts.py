@@ -24,9 +24,10 @@ from scheduler.core.model import (
     Team,
     Unit,
 )
-from scheduler.core.ranking import LEVELS, HostWaste, even_out
+from scheduler.core.placement import BatchFill, Nodes
+from scheduler.core.ranking import LEVELS, HostWaste
 from scheduler.core.topology import nearest_first
-from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste
+from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste, even_out
 
 NOW = 1_000_000
 HOUR = 3600
@@ -219,3 +220,23 @@ def test_a_level_of_cpu_never_promises_more_than_there_is(level: int) -> None:
     ample = waste.table(0, set())[LEVELS, LEVELS]
     assert (scarce >= ample).all()
     assert (level == LEVELS) == (scarce.tolist() == ample.tolist())
+
+
+def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> None:
+    dice, sizes = random.Random(8), [8, 4, 8, 2, 8, 4, 4, 8, 2, 8] * 3
+    model_of = [("A100", GPU)[n % 3 == 0] for n in range(len(sizes))]
+    hosts = [host(n + 1) for n in range(len(sizes))]
+    units = [unit for n, size in enumerate(sizes) for unit in gpus(n + 1, size, model_of[n])]
+    asks = [Ask(dice.choice((1, 1, 1, 2, 2, 4)), models=(dice.choice(("A100", GPU)),)) for _ in range(60)]
+    queued = [waits(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
+    snapshot = pool(hosts, units, queued, [])
+    board = Board(snapshot, snapshot.pools[0], NOW)
+    nodes = Nodes([AMPLE] * len(sizes), [AMPLE] * len(sizes), sizes, [("A100", GPU).index(model) for model in model_of])
+    measured = BatchFill(nodes, fit.ranking(board, "").mix)
+    for queued_ask in queued:
+        ask = queued_ask.ask
+        place = measured.choose(Need(ask.units, MILLI, 0, 0, 1 << ("A100", GPU).index(ask.models[0])))
+        assert place is not None
+        assert hosts_of(snapshot, queued_ask.id) == [place.node + 1], ask
+        nodes.take(place.node, Need(ask.units, MILLI, 0, 0), 0)
+        measured.took(place.node)
