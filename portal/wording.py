@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from portal import policy
 from scheduler.core.estimates import LEAST_RECORDS, PastStarts
+from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU, Priority
 from scheduler.core.ordering import LARGE_OLDEST_AFTER, LARGE_UNITS, LONGEST_STRETCH, OLDEST_AFTER, STRETCH
 from scheduler.models import Run, Workload
@@ -169,10 +170,7 @@ REASONS: dict[str, Sentence] = {
     "no_such_hardware": lambda f: (
         f"This pool has no GPU that is what it asks for{_asked(f)}. Ask for another model, less memory or whole GPUs."
     ),
-    "too_big_for_any_host": lambda f: (
-        f"{'There are not ' + f.plain('', 'hosts') + ' hosts' if f.several('hosts') else 'No host is'} big enough: it asks for "
-        f"{f.plain('', 'units') or 'more'} GPUs on one host, the largest has {f.plain('', 'largest') or 'fewer'}. Ask for fewer on each host."
-    ),
+    "too_big_for_any_host": lambda f: _too_big(f),
     "not_your_pool": lambda f: "This pool belongs to another team. Choose a shared pool.",
     "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
     "over_workload_cap": lambda f: (
@@ -193,6 +191,11 @@ REASONS: dict[str, Sentence] = {
     ),
     "over_user_cap": lambda f: (
         f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
+    ),
+    "gpu_hours_used_up": lambda f: (
+        f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its guarantee is worth"
+        f"{f.time('; they count anew from ', 'until')}. "
+        + ("Until then nothing new of it starts on them." if f.get("may_borrow") else "It may not borrow, so it waits for that.")
     ),
     "budget_closed": lambda f: (
         f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
@@ -316,6 +319,21 @@ def _in_the_way(f: _Facts) -> str:
     return " and ".join(word for word in words if word) or "others are promised them"
 
 
+def _too_big(f: _Facts) -> str:
+    """No host has what it asks for on one; or enough GPUs are there, and something beside them is not."""
+    units, largest = f.get("units"), f.get("largest")
+    if f.get("hosts_with_labels") == 0:
+        return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.several("hosts"):
+        return f"No host has the CPU, the memory or the NVLink that it asks for beside {_counted(units, 'GPU')}. Ask for less."
+    subject = f"There are not {f.plain('', 'hosts')} hosts" if f.several("hosts") else "No host is"
+    asked = _counted(units, "GPU") if isinstance(units, int) else "more GPUs"
+    return (
+        f"{subject} big enough: it asks for {asked} on one host, the largest has {f.plain('', 'largest') or 'fewer'}. "
+        "Ask for fewer on each host."
+    )
+
+
 def _asked(f: _Facts) -> str:
     """The properties asked for, in brackets."""
     words = [
@@ -360,6 +378,20 @@ def _clock(at: datetime, now: datetime) -> str:
     """``14:20``; with its day where that is not ``now``'s."""
     local = timezone.localtime(at)
     return f"{local:%H:%M}" if local.date() == timezone.localtime(now).date() else f"{local:%a} {local.day} {local:%b %H:%M}"
+
+
+def another_way(other: Alternative) -> str:
+    """What to ask for instead: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
+    ask = other.ask
+    models = " or ".join(map(_readable, ask.models)) or "any GPU"
+    unit = f"{ask.profile} of {models}" if ask.profile else models
+    words = [f"{ask.hosts} hosts × {ask.units} {unit}" if ask.hosts > 1 else f"{ask.units} × {unit}"]
+    ways = {
+        Changed.RUNTIME: f"at most {duration(other.max_runtime_seconds)}",
+        Changed.PREEMPTIBLE: "if it may be preempted",
+        Changed.PRIORITY: f"with {PRIORITY_WORDS[int(other.priority)]} priority",
+    }
+    return ", ".join(words + [ways[changed] for changed in other.changed if changed in ways])
 
 
 def past_starts(past: PastStarts) -> str:
@@ -657,7 +689,11 @@ def submission_what(kind: str, payload: Numbers) -> str:
         limit = payload.get("borrow_limit_gpus")
         lend = "any number" if limit is None else f"{limit}"
         model = _readable(str(payload.get("model")))
-        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more"
+        worth = ""
+        if payload.get("gpu_hours") is not None:
+            then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
+            worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
+        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
     if kind in ("reservation", "series", "window_change"):
         models = " or ".join(map(_readable, payload.get("models") or [])) or "any GPU"
         asked = f"{payload['profile']} of {models}" if payload.get("profile") else models

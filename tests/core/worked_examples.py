@@ -1,0 +1,225 @@
+"""Makes the worked examples of docs/scheduling.md from scenario files: every number in them comes out of the planner.
+
+A block of the page begins with ``<!-- example: NAME -->`` (a file of ``scenarios/``), ``<!-- rules -->`` (all of them) or
+``<!-- promises -->`` (what the verifier checks), and ends with ``<!-- end -->``. What is between is written anew by
+
+    GPUPOOL_WRITE_DOCS=1 ./run test tests/core/test_worked_examples.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scheduler.core.model import SLOTS_PER_GPU, Ask, Plan, Policy, PoolKind, Priority, Queued, Running
+from scheduler.core.planner import plan
+from scheduler.core.verify import PROMISES
+from tests.core.scenario import FOLDER, NOW, Scenario
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduling.md"
+BLOCK = re.compile(r"<!-- (?P<what>example: (?P<name>\w+)|rules|promises) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def written_anew(text: str) -> str:
+    """The page with every block made again."""
+    return BLOCK.sub(lambda found: f"<!-- {found['what']} -->\n{_block(found)}\n<!-- end -->", text)
+
+
+def _block(found: re.Match[str]) -> str:
+    if found["name"]:
+        return Example(FOLDER / f"{found['name']}.json").told()
+    if found["what"] == "promises":
+        return "\n".join(f"- {promise}" for promise in PROMISES)
+    rows = [f"| {Scenario(path).rule} | `{path.stem}` |" for path in sorted(FOLDER.glob("*.json"))]
+    return "\n".join(["| rule | told in |", "|---|---|", *rows])
+
+
+class Example:
+    """One scenario as a table: who runs, waits or has reserved what, what is decided, and what people read."""
+
+    def __init__(self, path: Path) -> None:
+        self.scenario = Scenario(path)
+        self.file = path.name
+        self.planned: Plan = plan(self.scenario.snapshot, NOW)
+        self.team = {number: name for name, number in self.scenario.teams.items()}
+
+    def told(self) -> str:
+        snapshot = self.scenario.snapshot
+        rows = [self._row(str(r.id), self._running(r), self._about_running(r)) for r in snapshot.running]
+        rows += [self._row(f"reservation {r.id}", *self._reservation(r.id)) for r in snapshot.reservations]
+        rows += [self._row(str(q.id), self._queued(q), self._about_queued(q)) for q in snapshot.queued]
+        return "\n".join(
+            [
+                f"> {self.scenario.rule}",
+                "",
+                self._pool(),
+                "",
+                "| | what it is | what is decided | what people read |",
+                "|---|---|---|---|",
+                *rows,
+                "",
+                f"(`tests/core/scenarios/{self.file}`)",
+            ]
+        )
+
+    def _row(self, who: str, what: str, decided: str) -> str:
+        return f"| {who} | {what} | {decided} | {self.scenario.words.get(who, '')} |"
+
+    # -- the pool ----------------------------------------------------------------------------------------------------------
+
+    def _pool(self) -> str:
+        snapshot = self.scenario.snapshot
+        hosts = []
+        for host in snapshot.hosts:
+            gpus = {u.gpu: u.model for u in snapshot.units if u.host == host.id}
+            labels = "".join(f", {name} {value}" for name, value in sorted(host.labels))
+            hosts.append(f"{host.name} ({len(gpus)} x {next(iter(gpus.values()))}{labels})")
+        said = [f"Hosts: {', '.join(hosts)}.", *self._quotas(), *self._used(), *self._rules()]
+        return " ".join(said)
+
+    def _quotas(self) -> list[str]:
+        snapshot = self.scenario.snapshot
+        if snapshot.pools[0].kind is PoolKind.STATIC:
+            return [f"A static pool of {self.team[snapshot.pools[0].team or 0]}."]
+        several = len({quota.model for quota in snapshot.quotas}) > 1
+        given = []
+        for quota in snapshot.quotas:
+            model = f" {quota.model}" if several else ""
+            limit = "" if quota.borrow_limit is None else f" (may borrow {_number(quota.borrow_limit)} more)"
+            given.append(f"{self.team[quota.team]} {_number(quota.guaranteed)}{model}{limit}")
+        return [f"Guaranteed: {', '.join(given)}."]
+
+    def _used(self) -> list[str]:
+        weight = {team.id: team.weight for team in self.scenario.snapshot.teams}
+        used = [
+            f"{self.team[use.team]} {use.slot_seconds / SLOTS_PER_GPU / 3600:g} GPU hours with weight {weight[use.team]}"
+            for use in self.scenario.snapshot.decayed_use
+        ]
+        return (
+            [f"Used of late: {', '.join(used)}."]
+            if any(u.slot_seconds for u in self.scenario.snapshot.decayed_use)
+            else []
+        )
+
+    def _rules(self) -> list[str]:
+        """The pool's settings that are not the usual ones, and maintenance to come."""
+        policy, usual = self.scenario.snapshot.pools[0].policy, Policy()
+        said = []
+        if policy.spare_slots:
+            said.append(f"{_gpus(policy.spare_slots)} kept free for critical work.")
+        if policy.minimum_runtime_seconds != usual.minimum_runtime_seconds:
+            said.append(f"Minimum runtime: {_time(policy.minimum_runtime_seconds)}.")
+        name = {host.id: host.name for host in self.scenario.snapshot.hosts}
+        for window in self.scenario.snapshot.maintenance:
+            length = _time(window.end - window.start)
+            said.append(f"Maintenance of {name[window.host]} in {_time(window.start - NOW)}, for {length}.")
+        return said
+
+    # -- who there is --------------------------------------------------------------------------------------------------------
+
+    def _running(self, row: Running) -> str:
+        words = [f"{self.team[row.team]} runs on {self._names(row.units)}"]
+        words += [] if row.reservation is None else [f"inside reservation {row.reservation}"]
+        words += [row.priority.name.lower()] if row.priority is not Priority.NORMAL else []
+        words += ["preemptible"] if row.preemptible else []
+        words += [f"for {_time(NOW - row.started)} so far"]
+        words += [f"saved {_time(NOW - row.checkpoint_at)} ago"] if row.checkpoint_at else []
+        words += (
+            [f"told to go {'once' if row.evictions == 1 else f'{row.evictions} times'} before"] if row.evictions else []
+        )
+        words += ["on its way out"] if row.stopping else [f"{_time(row.until - NOW)} more at most"]
+        return ", ".join(words)
+
+    def _queued(self, row: Queued) -> str:
+        words = [f"{self.team[row.team]} asks for {_asked(row.ask)}"]
+        words += [] if row.reservation is None else [f"inside reservation {row.reservation}"]
+        words += [row.priority.name.lower()] if row.priority is not Priority.NORMAL else []
+        words += ["preemptible"] if row.preemptible else []
+        words += [f"for {_time(row.max_runtime_seconds)} at most"]
+        if row.predicted_seconds != row.max_runtime_seconds:
+            words.append(f"probably {_time(row.predicted_seconds)}")
+        words += [f"waits since {_time(NOW - row.submitted)}"] if row.submitted < NOW else []
+        return ", ".join(words)
+
+    def _reservation(self, reservation: int) -> tuple[str, str]:
+        row = next(r for r in self.scenario.snapshot.reservations if r.id == reservation)
+        begins = f"from {_time(row.start - NOW)} from now" if row.start > NOW else "from now"
+        what = f"{self.team[row.team]} has reserved {_asked(row.ask)} {begins} for {_time(row.end - row.start)}"
+        bound = next((b.units for b in self.planned.bindings if b.reservation == reservation), row.units)
+        if bound:
+            return what, f"has {self._names(bound)}"
+        return what, "has begun, gets its units later" if row.start <= NOW else "is kept possible"
+
+    # -- what is decided -------------------------------------------------------------------------------------------------------
+
+    def _about_running(self, row: Running) -> str:
+        eviction = next((e for e in self.planned.evictions if e.workload == row.id), None)
+        if eviction is None:
+            return "goes" if row.stopping else "goes on"
+        whom = (
+            f"workload {eviction.for_workload}" if eviction.for_workload else f"reservation {eviction.for_reservation}"
+        )
+        lost = dict(eviction.numbers).get("lost")
+        words = [f"is told to go for {whom}", f"stops in {_time(eviction.stop_at - NOW)}"]
+        words += [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
+        return ", ".join(words)
+
+    def _about_queued(self, row: Queued) -> str:
+        for placement in self.planned.placements:
+            if placement.workload == row.id:
+                borrowed = f", {_number(placement.borrowed_slots)} of them borrowed" if placement.borrowed_slots else ""
+                return f"starts on {self._names(placement.units)}{borrowed}"
+        refusal = next(r for r in self.planned.refusals if r.workload == row.id)
+        words = ["waits" if refusal.position is None else f"waits at place {refusal.position}"]
+        if refusal.blockers:
+            words.append(f"behind {', '.join(map(str, refusal.blockers))}")
+        if refusal.expected_start is not None:
+            words.append(f"expected to start in {_time(refusal.expected_start - NOW)}")
+        words += [f"{self._names(refusal.held_units)} set aside for it"] if refusal.held_units else []
+        return ", ".join(words)
+
+    def _names(self, units: tuple[int, ...]) -> str:
+        """``one/0-3 two/5``: GPUs and slices that follow each other are drawn together."""
+        by_stem: dict[str, list[int]] = {}
+        for unit in units:
+            stem, number = re.fullmatch(r"(.*[/.])(\d+)", self.scenario.unit_name[unit]).groups()  # type: ignore[union-attr]
+            by_stem.setdefault(stem, []).append(int(number))
+        return " ".join(stem + _ranges(sorted(numbers)) for stem, numbers in by_stem.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def _asked(ask: Ask) -> str:
+    kind = f"{ask.profile} slice" if ask.profile else "GPU"
+    kind += "s" if ask.units > 1 else ""
+    words = [f"{ask.hosts} hosts x {ask.units} {kind}" if ask.hosts > 1 else f"{ask.units} {kind}"]
+    words += [f"of {' or else '.join(ask.models)}"] if ask.models else []
+    words += [f"with at least {ask.min_memory_mib // 1024} GiB"] if ask.min_memory_mib else []
+    words += [f"of compute capability {ask.min_compute_capability / 10:g}"] if ask.min_compute_capability else []
+    words += ["in one NVLink island"] if ask.nvlink else []
+    words += [f"with {name} {value}" for name, value in sorted(ask.labels)]
+    return " ".join(words)
+
+
+def _number(slots: int) -> str:
+    return f"{slots / SLOTS_PER_GPU:g}"
+
+
+def _gpus(slots: int) -> str:
+    return f"{_number(slots)} GPU{'' if slots == SLOTS_PER_GPU else 's'}"
+
+
+def _time(seconds: int) -> str:
+    """The largest unit that is whole: ``90 s``, ``5 min``, ``2 h``."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds and seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
