@@ -311,6 +311,10 @@ class Board:
             self._clear_of[bounds] = mask
         return mask
 
+    def counts_tell(self, queued: Queued) -> bool:
+        """Do ``open_counts`` hold for a workload? Not for what has units of its own, or shares GPUs with its team only."""
+        return queued.reservation is None and queued.id not in self.keepers and not self.is_shared(queued.ask)
+
     def open_counts(self, kind: int, bounds: tuple[int, ...]) -> Ints:
         """Free units of a kind on each host that are clear of the bounds; see ``clear_of``. Kept and counted down: counting
         all units for each of the many asks that don't fit took a third of a cycle."""

@@ -53,9 +53,8 @@ class Cycle:
 
     def _free_units(self, queued: Queued, kind: int) -> list[int] | None:
         board = self.board
-        plain = queued.reservation is None and queued.id not in board.keepers and not board.is_shared(queued.ask)
         key = board.ask_number(queued.ask), kind, fit.time_class(board, queued)
-        if not plain:
+        if not board.counts_tell(queued):
             return fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
         if key in self._no_fit:
             return None

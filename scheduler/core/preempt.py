@@ -26,6 +26,7 @@ from scheduler.core import fit
 from scheduler.core.board import NOBODY, Board, Ints, Mask, both
 from scheduler.core.model import Priority, Queued
 
+FEW = 64  # candidates that are sooner read one by one than as arrays
 STRADDLING = 1 << 40  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
 
 
@@ -44,9 +45,11 @@ class Obtainable:
         self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
         self.units = self._units()
         self.free = both(self.units, board.holder == NOBODY)
-        plain = queued.reservation is None and queued.id not in board.keepers and not board.is_shared(queued.ask)
-        times = fit.time_class(board, queued)
-        self.counts = board.open_counts(kind, times) if plain else fit.host_counts(board, kind, self.free)  # per host
+        self.counts = (  # per host
+            board.open_counts(kind, fit.time_class(board, queued))
+            if board.counts_tell(queued)
+            else fit.host_counts(board, kind, self.free)
+        )
 
     def _units(self) -> Mask:
         board, queued = self.board, self.queued
@@ -74,36 +77,61 @@ class Obtainable:
 class Candidates:
     """Work that may be told to go for one workload, the cheapest first, and what each would free where."""
 
-    def __init__(self, place: Obtainable, reclaims: bool) -> None:
-        self.board, self.model = place.board, place.board.kinds[place.kind].model
-        board, queued = place.board, place.queued
-        own = board.team_array(queued.team)
-        own = own[board.evictable[own] & (board.run_priority[own] < queued.priority)]
-        found = own[board.run_reservation[own] == (queued.reservation or 0)]
-        if reclaims:
-            found = np.concatenate((found, board.borrowed_of_others(self.model, queued.team)))
-        if queued.evicted_by is not None:
-            found = found[board.run_id[found] != queued.evicted_by]
-        found = found[np.lexsort((board.run_id[found], board.cost[found]))]
+    def __init__(self, place: Obtainable, found: Ints) -> None:
+        """``found`` in the order in which they are tried."""
+        self.place, self.board, self.model = place, place.board, place.board.kinds[place.kind].model
+        if len(found) <= FEW:
+            self._read_few(found.tolist())
+        else:
+            self._read_many(found)
+
+    def _read_few(self, found: list[int]) -> None:
+        """As below, without the cost of arrays: most searches have a handful of candidates."""
+        board, place, rows = self.board, self.place, []
+        self.slots: dict[int, int] = {}
+        for rank, victim in enumerate(found):
+            count: dict[int, int] = {}
+            self.slots[victim] = 0
+            for unit in board.units_of[victim]:
+                self.slots[victim] += int(board.slots[unit]) if board.model_of(unit) == self.model else 0
+                if place.units[unit] and board.kind[unit] == place.kind:
+                    host = int(board.host_of[unit])
+                    count[host] = count.get(host, 0) + 1
+            rows += [(host, rank, victim, units) for host, units in count.items()]
+        rows.sort()
+        table: Ints = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        self.host, self.victim, self.count = table[:, 0], table[:, 2], table[:, 3]
+        self.victims = [found[rank] for rank in sorted({rank for _, rank, _, _ in rows})]
+
+    def _read_many(self, found: Ints) -> None:
+        """Who would free how many units of which host, as arrays of equal length, by host and then by cost."""
+        board, place = self.board, self.place
         units, owner = board.units_with_owners(found)
         of_model = board.ground.model_of_unit[units] == board.ground.models.index(self.model)
         slots = np.bincount(owner[of_model], weights=board.slots[units[of_model]], minlength=len(found))
-        useful = place.units[units] & (board.kind[units] == place.kind)
-        self._read_pairs(found, units[useful], owner[useful])
         self.slots = dict(zip(found.tolist(), slots.astype(int).tolist(), strict=True))
+        useful = place.units[units] & (board.kind[units] == place.kind)
+        pairs, self.count = np.unique(board.host_of[units[useful]] * len(found) + owner[useful], return_counts=True)
+        self.host, self.victim = pairs // len(found), found[pairs % len(found)]
         self.victims = found[np.unique(owner[useful])].tolist()  # those that hold something of use
-
-    def _read_pairs(self, found: Ints, units: Ints, owner: Ints) -> None:
-        """Who would free how many units of which host, as arrays of equal length, by host and then by cost."""
-        size = max(1, len(found))
-        pairs, self.count = np.unique(self.board.host_of[units] * size + owner, return_counts=True)
-        self.host = pairs // size
-        self.victim: Ints = found[pairs % size]
 
     def on_host(self, host: int) -> list[tuple[int, int]]:
         """(victim, units it would free there), the cheapest first."""
         first, last = np.searchsorted(self.host, (host, host + 1))
         return list(zip(self.victim[first:last].tolist(), self.count[first:last].tolist(), strict=True))
+
+
+def may_be_told(board: Board, queued: Queued, kind: int, reclaims: bool) -> Ints:
+    """The running work that may be told to go for a workload, the cheapest first."""
+    own = board.team_array(queued.team)
+    own = own[board.evictable[own] & (board.run_priority[own] < queued.priority)]
+    found = own[board.run_reservation[own] == (queued.reservation or 0)]
+    if reclaims and kind in board.borrowed_kinds:
+        found = np.concatenate((found, board.borrowed_of_others(board.kinds[kind].model, queued.team)))
+    if queued.evicted_by is not None:
+        found = found[board.run_id[found] != queued.evicted_by]
+    ordered: Ints = found[np.lexsort((board.run_id[found], board.cost[found]))]
+    return ordered
 
 
 class Taking:
@@ -203,6 +231,13 @@ class Taking:
             return False
         return not ask.nvlink or self._has_island(host, more)
 
+    def count_serving(self) -> int:
+        """How many hosts would do once those taken are gone."""
+        ask = self.ask
+        enough = (self.units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
+        hosts = np.flatnonzero(enough & self.labels)
+        return sum(self.serves(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
+
     def _has_island(self, host: int, more: Sequence[int]) -> bool:
         board, place = self.board, self.place
         first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
@@ -232,8 +267,11 @@ class Search:
         """The cheapest lawful set found, or None when no set would do."""
         if self.hopeless:
             return None
+        found = may_be_told(self.board, self.queued, self.kind, self.reclaims)
+        if len(found) == 0:
+            return None
         self.place = Obtainable(self.board, self.queued, self.kind)
-        self.candidates = Candidates(self.place, self.reclaims)
+        self.candidates = Candidates(self.place, found)
         if not self.candidates.victims:
             return None
         bounds = self._bounds()
@@ -256,7 +294,9 @@ class Search:
         board, ask, found = self.board, self.ask, self.candidates
         free = self.place.counts
         most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(np.int64)
-        possible = (most >= ask.units) & board.label_mask(ask.labels)
+        roomy = both(board.cpu_free >= ask.cpu_milli, board.memory_free >= ask.memory_mib)
+        roomy[found.host] = True  # CPU and memory may come free there, too
+        possible = (most >= ask.units) & board.label_mask(ask.labels) & roomy
         if int(possible.sum()) < ask.hosts:
             return []
         price = board.cost[found.victim] // found.count
@@ -368,7 +408,7 @@ class Search:
 
     def _let_off(self, taking: Taking) -> None:
         """Drop every victim that proves unnecessary, the dearest first: one whose hosts are not needed without it."""
-        serving = sum(taking.serves(host) for host in np.flatnonzero(taking.units >= self.ask.units).tolist())
+        serving = taking.count_serving()
         for victim in sorted(taking.victims, key=self._dearest_first):
             hosts = [host for host, _ in taking.freed_by(victim)]
             before = sum(taking.serves(host) for host in hosts)

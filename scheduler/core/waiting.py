@@ -13,7 +13,7 @@ import numpy as np
 from scheduler.core import fit, preempt
 from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, both
 from scheduler.core.fairshare import NO_LIMIT, KeptRoom, Room
-from scheduler.core.model import Numbers, Queued, Refusal
+from scheduler.core.model import Numbers, Priority, Queued, Refusal
 from scheduler.core.ordering import expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
@@ -163,7 +163,8 @@ class Waiting:
         team = queued.team if self.board.is_shared(queued.ask) else 0
         keeper = queued.id if queued.id in self.board.keepers else 0
         number = self.board.ask_number(queued.ask)
-        return number, times, queued.priority, queued.reservation, team, keeper, tuple(allowed)
+        spare = self.board.policy.spare_slots > 0 and queued.priority is Priority.CRITICAL
+        return number, times, spare, queued.reservation, team, keeper, tuple(allowed)
 
     def _allowed_kinds(self, queued: Queued) -> list[int]:
         """The kinds that its limits let it have: that others lie free is no help to it."""
@@ -312,9 +313,13 @@ class Waiting:
         )
 
     def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
-        available = fit.takeable(self.board, queued, ignoring)
-        kinds = self._allowed_kinds(queued)
-        return any(fit.choose(self.board, queued.ask, kind, available) is not None for kind in kinds)
+        board, ask, kinds = self.board, queued.ask, self._allowed_kinds(queued)
+        if board.counts_tell(queued) and not ask.nvlink:
+            bounds = fit.time_class(board, queued, ignoring)
+            counts = (board.open_counts(kind, bounds) for kind in kinds)
+            return any(int(fit.suitable_hosts(board, ask, free).sum()) >= ask.hosts for free in counts)
+        available = fit.takeable(board, queued, ignoring)
+        return any(fit.choose(board, ask, kind, available) is not None for kind in kinds)
 
     # -- when it may expect to start ---------------------------------------------------------------------------------
 
