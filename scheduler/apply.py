@@ -32,6 +32,7 @@ from scheduler.models import (
     Workload,
 )
 from scheduler.recheck import Facts
+from scheduler.snapshot import among
 from scheduler.states import (
     RepairState,
     ReservationState,
@@ -118,7 +119,7 @@ class _Applier:
         open_ = {r.workload: r for r in self.plan.refusals if _differs(told.get(r.workload), r)}
         if not open_:
             return {}
-        rows = Workload.objects.filter(pk__in=open_, state=WorkloadState.QUEUED)
+        rows = Workload.objects.filter(pk__in=among(open_), state=WorkloadState.QUEUED)
         news = {}
         for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
             row = dict(zip(REASON_FIELDS, said, strict=True))

@@ -46,7 +46,8 @@ def cycle(
         return None
     began = time.monotonic()
     try:
-        applied = _decide(epoch, now, clock, warm or Warm(prunes=False), recorder)
+        with snapshot.without_collecting():
+            applied = _decide(epoch, now, clock, warm or Warm(prunes=False), recorder)
     except BaseException:
         if warm is not None:
             warm.forget()  # it may be half changed

@@ -62,7 +62,7 @@ class Warm:
             return
         check = self._checked_at is None or now - self._checked_at >= timedelta(seconds=CHECK_SECONDS)
         fresh = None
-        with reading.one_moment():
+        with reading.one_moment(), reading.without_collecting():
             news = feed.read(self._seen)
             if _is_much(news.changed):
                 self._take_over(epoch, now, reading.Reader(None, now).read(), news.seen)
@@ -89,7 +89,7 @@ class Warm:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def _read_all(self, epoch: int, now: datetime) -> None:
-        with reading.one_moment():
+        with reading.one_moment(), reading.without_collecting():
             seen = feed.seen_now()
             rows = reading.Reader(None, now).read()
         self._take_over(epoch, now, rows, seen)
@@ -125,8 +125,7 @@ class Warm:
         if gpus:
             units |= {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
         if units or gpus:
-            held = {unit for each in rows.held.values() for unit in each.units}
-            found, retired = reader.units(held, units, gpus)
+            found, retired = reader.units(units, gpus)
             units |= found.keys()
             _replace(rows.units, units, found)
             rows.retired = rows.retired - units | retired
