@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import transaction
 
 from portal import policy, wording
-from portal.errors import Conflict
+from portal.errors import Conflict, Invalid
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
@@ -184,8 +184,13 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
 
 
 def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any) -> Workload:
-    """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Raises Invalid, NotAllowed."""
+    """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Values of its environment may be
+    secrets: they go over to its owner only, anybody else gives their own. Raises Invalid, NotAllowed."""
     policy.require(actor, "workload.relaunch", workload)
+    if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
+        named = ", ".join(sorted(workload.environment))
+        words = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none, as environment."
+        raise Invalid({"environment": words})
     given: dict[str, Any] = {
         "project": workload.project,
         "pool": workload.pool,
@@ -209,13 +214,13 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
         "environment": dict(workload.environment),
+        "labels_preferred": dict(workload.labels_preferred),
+        "spread": workload.spread,
     }
     return submit_job(actor=actor, now=now, via=via, **(given | changes))
 
 
 def cancel_workload(*, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web") -> Workload:
-        "labels_preferred": dict(workload.labels_preferred),
-        "spread": workload.spread,
     """Stop it, or take it out of the queue. Raises Conflict when it has ended, NotAllowed, Invalid."""
     policy.require(actor, "workload.change", workload)
     checks = Checks()
@@ -427,20 +432,20 @@ def _job_wish(
     reservation: Reservation | None,
     environment: Any,
     after: Any = None,
+    labels_preferred: Any = None,
+    spread: Any = False,
+    wanted_by: Any = None,
 ) -> _Wish:
     checks = Checks()
     ask = _checked_common(
         checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, min_memory_mib=min_memory_mib,
         min_compute_capability=min_compute_capability, nvlink=nvlink, labels_required=labels_required,
-    labels_preferred: Any = None,
-    spread: Any = False,
-    wanted_by: Any = None,
+        labels_preferred=labels_preferred, spread=spread,
     )  # fmt: skip
     wish = _Wish(
         kind=WorkloadKind.JOB,
         project=project,
         pool=pool,
-        labels_preferred=labels_preferred, spread=spread,
         name=checks.text("name", name),
         type=checks.choice("type", type, WorkloadType.values),
         ask=ask,
@@ -454,12 +459,12 @@ def _job_wish(
         most_retries=checks.count("most_retries", most_retries, 0, MOST_RETRIES),
         reservation=_checked_reservation(checks, reservation, project, pool, now),
         after=_checked_after(checks, after or ()),
+        wanted_by=_checked_wish(checks, wanted_by, now),
     )
     checks.done()
     return wish
 
 
-        wanted_by=_checked_wish(checks, wanted_by, now),
 def _checked_common(checks: Checks, project: Project, pool: Pool, **ask: Any) -> AskFields:
     check_project(checks, project)
     check_pool(checks, pool, project.team)
@@ -493,11 +498,6 @@ def _checked_after(checks: Checks, after: Iterable[tuple[str, Workload]]) -> tup
     return tuple(found.values())
 
 
-def indices_of(checks: Checks, text: Any) -> tuple[list[int], int | None]:
-    """The tasks of an array and how many of them at once (None: all): ``0-9``, ``1,3,5-9:2``, ``0-99%4``."""
-    allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MOST_TASKS:,} tasks, with numbers up to {LARGEST_INDEX:,}"
-    matched = ARRAY.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
-    if matched is None:
 def _checked_wish(checks: Checks, wanted_by: Any, now: datetime) -> datetime | None:
     """When it should be done; nothing holds it to that."""
     if wanted_by is None:
@@ -509,6 +509,11 @@ def _checked_wish(checks: Checks, wanted_by: Any, now: datetime) -> datetime | N
     return at
 
 
+def indices_of(checks: Checks, text: Any) -> tuple[list[int], int | None]:
+    """The tasks of an array and how many of them at once (None: all): ``0-9``, ``1,3,5-9:2``, ``0-99%4``."""
+    allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MOST_TASKS:,} tasks, with numbers up to {LARGEST_INDEX:,}"
+    matched = ARRAY.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
+    if matched is None:
         checks.note("array", text, f"array is {shown(text)}; allowed: {allowed}.")
         return [], None
     found: set[int] = set()
@@ -568,12 +573,12 @@ def _columns(wish: _Wish) -> dict[str, Any]:
         "max_runtime_seconds": wish.max_runtime_seconds,
         "most_retries": wish.most_retries,
         "after": wish.after,
+        "wanted_by": wish.wanted_by,
         **wish.ask.columns,
     }
 
 
 def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
-        "wanted_by": wish.wanted_by,
     answer = engine.preview_workload(owner=actor, now=now, **_columns(wish))
     gpus = gpus_of(wish.pool, wish.ask)
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)

@@ -158,8 +158,8 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options
         # A box that is not ticked is not sent.
         remembered["preemptible"] = bool(remembered.get("preemptible"))
         remembered["nvlink"] = bool(remembered.get("nvlink"))
-    initial |= remembered
         remembered["spread"] = bool(remembered.get("spread"))
+    initial |= remembered
     initial["kind"] = kind
     initial["project"] = initial.get("project") or next(iter(options.projects), "")
     if kind == "notebook" and "type" not in remembered:

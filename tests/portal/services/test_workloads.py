@@ -197,10 +197,21 @@ def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None
 
 
 def test_a_relaunch_is_the_same_but_for_its_changes(world: World) -> None:
-    made = job(world, environment={"A": "1"}, nvlink=True)
+    made = job(world, nvlink=True)
     again = workloads.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
-    assert (again.command, again.environment, again.nvlink, again.units) == (made.command, made.environment, True, 1)
+    assert (again.command, again.nvlink, again.units) == (made.command, True, 1)
     assert again.owner == world.vision.members[1]
+
+
+def test_values_of_an_environment_go_over_to_nobody_but_their_owner(world: World) -> None:
+    made, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
+    again = workloads.relaunch_workload(actor=world.vision.member, workload=made, now=world.now)
+    assert again.environment == {"TOKEN": "s3cret"}
+    with pytest.raises(Invalid) as refused:
+        workloads.relaunch_workload(actor=mate, workload=made, now=world.now)
+    assert "TOKEN" in refused.value.message and "s3cret" not in refused.value.message
+    own = workloads.relaunch_workload(actor=mate, workload=made, now=world.now, environment={"TOKEN": "mine"})
+    assert own.environment == {"TOKEN": "mine"}
 
 
 def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute(world: World) -> None:

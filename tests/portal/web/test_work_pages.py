@@ -229,6 +229,16 @@ def test_a_log_of_a_run_that_is_none_is_not_found(world: World, run: str) -> Non
     assert signed_in(world.vision.member).get(reverse("job-log", args=[job.public_id]), {"run": run}).status_code == 404
 
 
+def test_a_team_mate_who_relaunches_sees_names_of_the_environment_and_no_values(world: World) -> None:
+    job = queue_job(world, world.vision, "trainer", environment={"TOKEN": "s3cret"})
+    again = reverse("workload-relaunch", args=[job.public_id])
+    assert "TOKEN=s3cret" in signed_in(world.vision.member).get(again, follow=True).content.decode()
+    for who in (world.vision.members[1], world.vision.lead):
+        page = signed_in(who).get(again, follow=True).content.decode()
+        assert "TOKEN=" in page
+        assert "s3cret" not in page
+
+
 def test_relaunch_brings_the_form_filled_in_as_it_was(world: World) -> None:
     job = queue_job(world, world.vision, "train", command="python train.py --epochs 3")
     client = signed_in(world.vision.member)
