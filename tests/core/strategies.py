@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -78,6 +78,36 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         lost = replace(whole.queued[0], id=99_999, pool=77, reservation=None, earmarked_units=())
         whole = replace(whole, queued=(*whole.queued, lost))
     return whole
+
+
+@dataclass(frozen=True)
+class WindowAsked:
+    """Somebody asks to reserve so much for ``[start, end)``."""
+
+    ask: Ask
+    team: int
+    pool: int
+    start: int
+    end: int
+    may_exceed_guarantee: bool
+
+
+@st.composite
+def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
+    """A reservation that somebody could ask for in one of the snapshot's pools."""
+    choose = Chooser(draw)
+    pool = choose.of(snapshot.pools)
+    hosts = {h.id for h in snapshot.hosts if h.pool == pool.id}
+    like = choose.of([u for u in snapshot.units if u.host in hosts])
+    start = NOW + choose.one_of(0, 60, 1800, 3 * HOUR, 7 * HOUR)
+    return WindowAsked(
+        Ask(choose.one_of(1, 2, 4, 8), choose.one_of(1, 1, 2), (like.model,), like.profile),
+        choose.of(TEAMS),
+        pool.id,
+        start,
+        start + choose.one_of(1800, 4 * HOUR, 24 * HOUR),
+        choose.rarely(4),
+    )
 
 
 class PoolMaker:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.model import Plan, Snapshot
+from scheduler.core.model import Plan, Snapshot, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
+from scheduler.core.timeline import window_answer
+from scheduler.core.verify import violations, window_violations
 from tests.core.crowded import crowded
-from tests.core.strategies import NOW, snapshots
+from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 
 FEW = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -45,6 +46,37 @@ def test_planning_leaves_the_snapshot_as_it_was(snapshot: Snapshot) -> None:
     before = repr(snapshot)
     plan(snapshot, NOW)
     assert repr(snapshot) == before
+
+
+@FEW
+@given(st.data())
+def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -> None:
+    snapshot = data.draw(snapshots())
+    asked = data.draw(windows(snapshot))
+    answer = answered(snapshot, asked)
+    assert (
+        window_violations(
+            snapshot, asked.ask, asked.team, asked.pool, asked.start, asked.end, answer, NOW, asked.may_exceed_guarantee
+        )
+        == []
+    )
+    for window in answer.first_windows:
+        assert answered(snapshot, replace(asked, start=window.start, end=window.end)).fits
+
+
+def answered(snapshot: Snapshot, asked: WindowAsked) -> WindowAnswer:
+    return window_answer(
+        snapshot,
+        asked.ask,
+        asked.team,
+        asked.pool,
+        1,
+        asked.start,
+        asked.end,
+        NOW,
+        may_exceed_guarantee=asked.may_exceed_guarantee,
+        horizon=24 * 3600,
+    )
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))

@@ -32,10 +32,12 @@ from scheduler.core.model import (
     Team,
     Unbound,
     Unit,
+    Window,
+    WindowAnswer,
 )
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.verify import PROMISES, broken_promises, violations
+from scheduler.core.verify import PROMISES, broken_promises, violations, window_violations
 from scheduler.core.verify.waiting import TRUE_WHEN
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
@@ -549,3 +551,56 @@ def caught_by_words() -> set[str]:
         broken = broken_promises(*bug(world(), good_plan()), NOW)
         found |= {promise for promise, sentence in broken if words in sentence}
     return found
+
+
+# -- what is said to who asks for a reservation ------------------------------------------------------------------------------
+
+YES, NO = WindowAnswer(True), WindowAnswer(False, Code.WINDOW_FULL, (("need", 1),))
+STAYS = tuple(replace(r, preemptible=False) for r in world().running)
+LATER = NOW + HOUR, NOW + 2 * HOUR
+WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
+    "a yes where work must stay": (replace(world(), running=STAYS, reservations=()), 9, YES, "no units are there"),
+    "a yes for what is promised already": (
+        replace(world(), running=(), reservations=(Reservation(10, 1, 1, 1, Ask(8), *LATER),)),
+        9,
+        YES,
+        "no units are there",
+    ),
+    "a yes beside another promise that leaves too little": (
+        replace(
+            world(),
+            running=(),
+            reservations=(Reservation(10, 1, 1, 1, Ask(7), *LATER), Reservation(11, 1, 1, 1, Ask(7), *LATER)),
+        ),
+        8,
+        YES,
+        "units are promised of",
+    ),
+    "a yes that eats what others are guaranteed": (
+        replace(world(), running=(), reservations=()),
+        8,
+        YES,
+        "less than they are guaranteed",
+    ),
+    "a no without a reason": (world(), 1, WindowAnswer(False), "a no with code"),
+    "a window in the past": (
+        world(),
+        1,
+        replace(NO, first_windows=(Window(NOW - HOUR, NOW),)),
+        "over or has another length",
+    ),
+    "a window of another length": (
+        world(),
+        1,
+        replace(NO, first_windows=(Window(NOW, NOW + 2 * HOUR),)),
+        "over or has another length",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ANSWERS)
+def test_the_verifier_catches_a_wrong_answer(name: str) -> None:
+    """To team 2, which is guaranteed 2 of the 16 GPUs; the other team is guaranteed 12."""
+    snapshot, units, answer, words = WRONG_ANSWERS[name]
+    found = window_violations(snapshot, Ask(units), 2, 1, *LATER, answer, NOW)
+    assert any(words in sentence for sentence in found), found

@@ -226,7 +226,15 @@ def nobody_leaves_a_reservation_that_needs_nothing(facts: Facts) -> Iterator[str
 
 
 def window_violations(
-    snapshot: Snapshot, ask: Ask, team: int, pool: int, start: int, end: int, answer: WindowAnswer, now: int
+    snapshot: Snapshot,
+    ask: Ask,
+    team: int,
+    pool: int,
+    start: int,
+    end: int,
+    answer: WindowAnswer,
+    now: int,
+    may_exceed_guarantee: bool = False,
 ) -> list[str]:
     """What is wrong with the answer to "may ``ask`` be reserved for ``[start, end)``?", given by the timeline.
 
@@ -234,7 +242,12 @@ def window_violations(
     windows it names instead are to come and as long.
     """
     facts = Facts(snapshot, EmptyPlan(snapshot.epoch), now)
-    return list(_wrong_yes(facts, ask, team, pool, start, end) if answer.fits else _wrong_no(answer, start, end, now))
+    if not answer.fits:
+        return list(_wrong_no(answer, start, end, now))
+    wrong = list(_wrong_yes(facts, ask, pool, start, end))
+    if not may_exceed_guarantee and not facts.is_static(pool):
+        wrong += _eaten_guarantees(facts, ask, team, pool, start, end)
+    return wrong
 
 
 def _wrong_no(answer: WindowAnswer, start: int, end: int, now: int) -> Iterator[str]:
@@ -245,7 +258,7 @@ def _wrong_no(answer: WindowAnswer, start: int, end: int, now: int) -> Iterator[
             yield f"the window {window.start} to {window.end} is over or has another length"
 
 
-def _wrong_yes(facts: Facts, ask: Ask, team: int, pool: int, start: int, end: int) -> Iterator[str]:
+def _wrong_yes(facts: Facts, ask: Ask, pool: int, start: int, end: int) -> Iterator[str]:
     open_ = [
         u
         for u in facts.units_by_pool.get(pool, ())
@@ -256,17 +269,17 @@ def _wrong_yes(facts: Facts, ask: Ask, team: int, pool: int, start: int, end: in
     ]
     if not facts.fits(ask, open_, whole=True):
         yield "a yes, and no units are there for all of the window"
-    promised = [r for r in facts.unbound(pool) if r.start < end and r.end > start and serves_alike(facts, r, ask, pool)]
+    promised = [
+        r for r in facts.unbound(pool) if r.start < end and r.end > start and _serves_alike(facts, r, ask, pool)
+    ]
     fitting = [u for u in open_ if serves(u, ask)]
     for moment in sorted({start} | {r.start for r in promised if r.start > start}):
         need = sum(r.ask.total_units for r in promised if r.start <= moment < r.end) + ask.total_units
         if need > len(fitting):
             yield f"a yes, and at {moment} {need} units are promised of {len(fitting)}"
-    if not facts.is_static(pool):
-        yield from _eaten_guarantees(facts, ask, team, pool, start, end)
 
 
-def serves_alike(facts: Facts, reservation: Reservation, ask: Ask, pool: int) -> bool:
+def _serves_alike(facts: Facts, reservation: Reservation, ask: Ask, pool: int) -> bool:
     """Can the reservation only use units that the ask could use, too?"""
     units = facts.kinds_by_pool.get(pool, {}).values()
     return all(serves(u, ask) for u in units if serves(u, reservation.ask))
