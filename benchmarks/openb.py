@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ SERVICES: tuple[str, ...] = ()
 
 ASKED_UP_TO = 1.3  # times the cluster's GPU
 MEASURED_AT = 100  # percent of the cluster's GPU asked for
+FIRST_LOOK = 16  # pods after which a policy that learns first looks at what came
+IMAGINED = Mix.of((Need(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1)))
 POLICIES = ("random", "bestfit", "fgd", "ours")
 
 
@@ -61,6 +64,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     options.add_argument("--nodes", type=Path, default=folder / "openb_node_list_gpu_node.csv")
     options.add_argument("--pods", type=Path, default=folder / "openb_pod_list_default.csv")
     options.add_argument("--policy", choices=POLICIES, default="ours")
+    options.add_argument(
+        "--mix",
+        choices=("list", "seen"),
+        default="list",
+        help="what the policy knows of the mix: the list, or what came so far",
+    )
     options.add_argument("--seeds", type=_seeds, default=list(range(42, 52)), help="such as 42-51 or 42,45")
     given = options.parse_args(argv)
     for path in (given.nodes, given.pods):
@@ -71,7 +80,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     for seed in given.seeds:
         arrivals = arrival_order(trace, seed)
         began = time.perf_counter()
-        ratio = replay(trace, arrivals, given.policy, seed)
+        ratio = replay(trace, arrivals, given.policy, seed, learn=given.mix == "seen")
         seconds += time.perf_counter() - began
         pods += len(arrivals)
         ratios.append(ratio)
@@ -79,6 +88,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {
         "policy": given.policy,
         "pods": given.pods.name,
+        "mix": given.mix,
         "seeds": given.seeds,
         "allocation_ratio": round(sum(ratios) / len(ratios), 3),
         "pods_per_second": round(pods / seconds, 1),
@@ -128,13 +138,20 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
         order.append(drawn)
 
 
-def replay(trace: Trace, arrivals: list[int], policy: str, seed: int) -> float:
-    """One pass: the allocation ratio in percent, the mean over the arrivals at which 100 % had been asked for."""
+def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
+    """One pass: the allocation ratio in percent, the mean over the arrivals at which 100 % had been asked for.
+
+    With ``learn`` the policy starts with the prior of ``IMAGINED`` asks and is made anew, with the mix of what came so far,
+    when ``FIRST_LOOK`` pods have come and whenever their number has doubled.
+    """
     nodes = trace.nodes()
-    chooser = make(policy, nodes, trace.mix(), seed)
-    asked, used = 0, 0
+    chooser = make(policy, nodes, IMAGINED if learn else trace.mix(), seed)
+    asked, used, look = 0, 0, FIRST_LOOK
     seen: list[int] = []
-    for i in arrivals:
+    for number, i in enumerate(arrivals):
+        if learn and number == look:
+            chooser = make(policy, nodes, _learned(trace.needs[j] for j in arrivals[:number]), seed)
+            look *= 2
         need = trace.needs[i]
         asked += need.total
         place = chooser.choose(need)
@@ -145,6 +162,12 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int) -> float:
         if round(100 * asked / trace.capacity) == MEASURED_AT:
             seen.append(used)
     return 100 * sum(seen) / len(seen) / trace.capacity if seen else 100 * used / trace.capacity
+
+
+def _learned(came: Iterable[Need]) -> Mix:
+    counted = Counter(came)
+    counted.update(dict(zip(IMAGINED.needs, IMAGINED.weights, strict=True)))
+    return Mix.of(counted.items())
 
 
 def make(policy: str, nodes: Nodes, mix: Mix, seed: int) -> Policy:

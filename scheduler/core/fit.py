@@ -206,6 +206,8 @@ def pick(board: Board, ask: Ask, units: list[int]) -> list[int] | None:
     if ask.profile != WHOLE:
         units.sort(key=lambda u: (-int(board.gpu_used[board.gpu_of[u]]), u))
         return units[: ask.units]
+    if not ask.nvlink and not islands(board.ground).matter:
+        return units[: ask.units]
     groups: dict[int, list[int]] = {}
     for unit in units:
         group = board.units[unit].nvlink_group

@@ -204,6 +204,13 @@ def test_on_a_variant_of_its_own_the_rule_wastes_less_than_its_rivals_and_they_l
     assert found["bestfit"] > found["random"], found
 
 
+def test_a_mix_learned_from_what_came_so_far_does_nearly_as_well_as_one_known_beforehand(variant: openb.Trace) -> None:
+    arrivals = openb.arrival_order(variant, 1)
+    known, learned = openb.replay(variant, arrivals, "ours", 1), openb.replay(variant, arrivals, "ours", 1, learn=True)
+    assert learned > known - 0.5, (known, learned)
+    assert learned > openb.replay(variant, arrivals, "bestfit", 1)
+
+
 def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_limit(variant: openb.Trace) -> None:
     order = openb.arrival_order(variant, 42)
     asked = sum(variant.needs[i].total for i in order)
