@@ -374,6 +374,34 @@ def queue(session: Session, pool: str | None) -> None:
 @click.argument("id_", metavar="ID")
 def why(session: Session, id_: str) -> None:
     """Why it waits, or why it started or had to go."""
+def _fairness(session: Session, pool: str | None) -> None:
+    """Why does that team get more? By pool."""
+    pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
+    found = {slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/") for slug in pools}
+    if session.json:
+        return output.as_json(found)
+    for slug, rows in found.items():
+        output.say(f"{slug}: the lowest share borrows next; 1.00 is a team's fair part.")
+        output.table(
+            ("team", "guaranteed", "held", "borrowed", "waits for", "past hours", "weight", "share"),
+            (
+                (
+                    row["team"],
+                    f"{row['guaranteed_gpus']:g}",
+                    f"{row['held_gpus']:g}",
+                    f"{row['borrowed_gpus']:g}",
+                    f"{row['waiting_gpus']:g}",
+                    f"{row['past_gpu_hours']:,.0f}",
+                    row["weight"],
+                    "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                )
+                for row in rows
+            ),
+            "No team has a quota here.",
+        )
+    return None
+
+
     found = _found(session, id_)
     answer = session.client.get(f"workloads/{found['id']}/why/")
     if session.json:
@@ -657,7 +685,7 @@ def list_quotas(session: Session) -> None:
 def request_quota(session: Session, reason: str, pool: str | None, **given: Any) -> None:
     """Ask for another guarantee."""
     answer = session.client.post(
-        "quotas/requests/", {**given, "pool": pool or _only_pool(session.client), "why": reason}
+        "quotas/requests/", {**wanted, "pool": pool or _only_pool(session.client), "why": reason}
     )
     output.as_json(answer) if session.json else output.say(f"Waits for approval ({answer['id']}): {answer['what']}.")
 
@@ -670,6 +698,7 @@ def list_approvals(session: Session, everything: bool) -> None:
     if session.json:
         return output.as_json(rows)
     return output.table(
+                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
         ("id", "team", "author", "what", "why", "state"),
         ((row["id"][:8], row["team"], row["author"], row["what"], row["why"], row["state"]) for row in rows),
         "Nothing waits.",
@@ -683,9 +712,13 @@ def approve(session: Session, id_: str, comment: str) -> None:
     """Approve it as it is; see first what it does to others."""
     found = _named(session.client, id_, "approvals/", "submission")
     answer = session.client.post(f"approvals/{found['id']}/approve/", {"comment": comment})
+@click.option("--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given.")
+@click.option("--period", type=click.Choice(["day", "week", "month"]))
+@click.option("--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new.")
     output.as_json(answer) if session.json else output.say(f"Approved: {answer['what']}.")
 
 
+    wanted = {name: value for name, value in given.items() if value is not None}
 @command(approval, "decline")
 @click.argument("id_", metavar="ID")
 @click.option("--comment", required=True, help="Why.")

@@ -234,6 +234,17 @@ class Unit(models.Model):
 
 
 class Quota(models.Model):
+    """A team's claim on one model of one pool: so many GPUs at once and, where that is said, so many GPU-hours a period."""
+
+    class Period(models.TextChoices):
+        DAY = "day"
+        WEEK = "week"
+        MONTH = "month"
+
+    class WhenUsedUp(models.TextChoices):
+        BORROW = "borrow", "it only borrows until the period is over"
+        REFUSE = "refuse", "nothing new starts until the period is over"
+
     team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="quotas")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas")
     model = models.CharField(max_length=60)
@@ -242,6 +253,25 @@ class Quota(models.Model):
         null=True, blank=True, help_text="above the guarantee; empty: no limit"
     )
     updated_at = models.DateTimeField()
+    hours_slot_seconds = models.BigIntegerField(
+        null=True, blank=True, help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour"
+    )
+    hours_period = models.CharField(max_length=5, choices=Period.choices, default=Period.MONTH)
+    when_used_up = models.CharField(max_length=6, choices=WhenUsedUp.choices, default=WhenUsedUp.BORROW)
+    hours_used = models.BigIntegerField(default=0, help_text="slot-seconds in the period, as counted last")
+    hours_used_up = models.BooleanField(default=False)
+    hours_until = models.DateTimeField(null=True, blank=True, help_text="the end of the period that was counted")
+    hours_counted_at = models.DateTimeField(null=True, blank=True)
+
+    @property
+    def gpu_hours(self) -> int | None:
+        """What the guarantee is worth in a period; None without end."""
+        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // (SLOTS_PER_GPU * 3600)
+
+    @property
+    def gpu_hours_used(self) -> float:
+        """In the period that was counted last."""
+        return self.hours_used / (SLOTS_PER_GPU * 3600)
 
     class Meta:
         constraints = [

@@ -228,8 +228,7 @@ class Reader:
 
     def quotas(self) -> tuple[model.Quota, ...]:
         rows = self._within(Quota.objects.order_by("pk"), "pool")
-        columns = rows.values_list("team_id", "pool_id", "model", "guaranteed_slots", "borrow_limit_slots")
-        return tuple(model.Quota(*row) for row in columns)
+        return tuple(_quota(*row) for row in rows.values_list(*QUOTA_COLUMNS))
 
     def gates(self) -> list[BudgetGate]:
         return list(BudgetGate.objects.filter(until__gt=self.now).order_by("pk"))
@@ -439,6 +438,17 @@ def put_together(rows: Rows, now: datetime) -> model.Snapshot:
     )
 
 
+QUOTA_COLUMNS = (
+    "team_id",
+    "pool_id",
+    "model",
+    "guaranteed_slots",
+    "borrow_limit_slots",
+    "hours_slot_seconds",
+    "hours_used_up",
+    "when_used_up",
+    "hours_until",
+)
 HOST_COLUMNS = (
     "pk",
     "name",
@@ -518,6 +528,18 @@ def pool_of(pool: Pool) -> model.Pool:
         most_slots_per_workload=None if per_workload is None else per_workload * model.SLOTS_PER_GPU,
     )
     return model.Pool(pool.pk, pool.name, model.PoolKind(pool.kind), pool.team_id, policy)
+
+
+def _quota(
+    team: int, pool: int, name: str, guaranteed: int, borrow: int | None, worth: int | None, used_up: bool, refuse: str,
+    until: datetime | None,
+) -> model.Quota:  # fmt: skip
+    """A quota as it holds: one whose GPU-hours are used up guarantees nothing until its period is over."""
+    if not used_up or worth is None or until is None:
+        return model.Quota(team, pool, name, guaranteed, borrow)
+    limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow
+    hours = worth // (model.SLOTS_PER_GPU * 3600)
+    return model.Quota(team, pool, name, 0, limit, used_up_until=seconds(until), gpu_hours=hours)
 
 
 def _host(

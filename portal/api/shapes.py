@@ -480,6 +480,95 @@ class LogShape(Ser):
     text = serializers.CharField(allow_blank=True)
     next_offset = serializers.IntegerField(help_text="where to go on")
     ended = serializers.BooleanField(help_text="nothing more will come")
+class AnotherWay(Ser):
+    """Another way to ask for nearly the same, found by the planner."""
+
+    words = serializers.CharField()
+    starts_now = serializers.BooleanField()
+    expected_start = serializers.DateTimeField(allow_null=True)
+    changed = serializers.ListField(child=serializers.ChoiceField(choices=[str(c) for c in Changed]))
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField())
+    profile = serializers.CharField(allow_blank=True)
+    max_runtime_seconds = serializers.IntegerField()
+    preemptible = serializers.BooleanField()
+    priority = serializers.ChoiceField(choices=list(PRIORITY_NAMES))
+
+
+def another_way(other: Alternative) -> dict[str, Any]:
+    """What ``AnotherWay`` shows."""
+    start = other.expected_start
+    return {
+        "words": wording.another_way(other),
+        "starts_now": other.starts_now,
+        "expected_start": None if start is None else datetime.fromtimestamp(start, UTC),
+        "changed": [str(changed) for changed in other.changed],
+        "units": other.ask.units,
+        "hosts": other.ask.hosts,
+        "models": list(other.ask.models),
+        "profile": other.ask.profile,
+        "max_runtime_seconds": other.max_runtime_seconds,
+        "preemptible": other.preemptible,
+        "priority": next(name for name, number in PRIORITY_NAMES.items() if int(number) == int(other.priority)),
+    }
+
+
+class PastStartsShape(Ser):
+    """How good the expected starts of a pool were."""
+
+    counted = serializers.IntegerField(help_text="of the latest that waited and started")
+    median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
+    ranged = serializers.IntegerField(help_text="those that were told a range")
+    in_time = serializers.IntegerField(help_text="of these, who started by its upper end")
+    sentence = serializers.SerializerMethodField()
+
+    def get_sentence(self, past: PastStarts) -> str:
+        """In words."""
+        return wording.past_starts(past)
+
+
+class AheadShape(Ser):
+    id = serializers.UUIDField(source="workload.public_id")
+    name = serializers.CharField(source="workload.name")
+    owner = serializers.CharField(source="workload.owner.username")
+    rule = serializers.CharField(source="part", help_text="the part of the order that decides")
+    because = serializers.SerializerMethodField()
+
+    def get_because(self, row: Ahead) -> str:
+        """The rule in a few words."""
+        return wording.FIRST_BECAUSE[row.part]
+
+
+class WithoutShape(Ser):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+
+
+class WhyThemShape(Ser):
+    rule = serializers.CharField(help_text="what decides between the two")
+    numbers = number_map()
+    sentence = serializers.CharField()
+    without = WithoutShape(help_text="what the plan would say if the other one was not there")
+
+
+class FairnessShape(Ser):
+    """One team of a pool."""
+
+    team = serializers.CharField(source="team.slug")
+    guaranteed_gpus = serializers.FloatField(source="guaranteed")
+    held_gpus = serializers.FloatField(source="held")
+    borrowed_gpus = serializers.FloatField(source="borrowed")
+    waiting_gpus = serializers.FloatField(source="waiting")
+    past_gpu_hours = serializers.FloatField(source="gpu_hours", help_text="each halved every half-life of the pool")
+    weight = serializers.IntegerField()
+    share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
+    fair_part = serializers.FloatField(source="fair_share", help_text="the part that its weight stands for, 0 to 1")
+    ratio = serializers.FloatField(allow_null=True, help_text="share of use by fair part; the lowest borrows next")
+
+
 
 
 class BlockerShape(Ser):
@@ -836,6 +925,11 @@ class ChargeQuery(PageQuery):
     month = serializers.RegexField(r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03")
     team = slug_field(required=False)
     bucket = serializers.ChoiceField(choices=Bucket.values, required=False)
+    gpu_hours = serializers.IntegerField(allow_null=True, help_text="worth of the guarantee in a period; null: no end")
+    period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
+    gpu_hours_used = serializers.FloatField(help_text="in the period, counted every minute; 0 without gpu_hours")
+    used_up = serializers.BooleanField(source="hours_used_up")
 
 
 class ChargeShape(Ser):
@@ -859,6 +953,9 @@ class ChargeShape(Ser):
     def get_gpu_hours(self, charge: Charge) -> float:
         """Slot-seconds as GPU-hours."""
         return round(charge.slot_seconds / SLOTS_PER_GPU / 3600, 6)
+    gpu_hours = count_field(1, required=False, allow_null=True, help_text="worth of the guarantee in a period")
+    period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
 
 
 class StatementShape(Ser):

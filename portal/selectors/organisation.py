@@ -56,6 +56,12 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
                 "model": quota.model,
                 "guaranteed": quota.guaranteed_slots / SLOTS_PER_GPU,
                 "borrow": None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
+                "hours": quota.gpu_hours,
+                "hours_used": quota.gpu_hours_used,
+                "period": quota.hours_period,
+                "used_up": quota.hours_used_up,
+                "when_used_up": quota.get_when_used_up_display(),
+                "counted_at": quota.hours_counted_at,
             }
             for quota in Quota.objects.filter(team=team).select_related("pool").order_by("pool__name", "model")
         ],

@@ -21,8 +21,12 @@ from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
 from scheduler.one_answer import one_answer
 
 MOST_GPUS = 1_000_000
+MOST_GPU_HOURS = 1_000_000_000
+NO_HOURS: dict[str, Any] = {"gpu_hours": None, "period": "month", "when_used_up": "borrow"}
 CHANGEABLE = {
-    Submission.Kind.QUOTA_CHANGE: frozenset({"guaranteed_gpus", "borrow_limit_gpus"}),
+    Submission.Kind.QUOTA_CHANGE: frozenset(
+        {"guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"}
+    ),
     Submission.Kind.RESERVATION: frozenset(
         {"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}
     ),
@@ -41,11 +45,16 @@ def request_quota_change(
     guaranteed_gpus: int,
     now: datetime,
     borrow_limit_gpus: int | None = None,
+    gpu_hours: int | None = None,
+    period: str = "month",
+    when_used_up: str = "borrow",
     why: str = "",
     via: str = "web",
 ) -> Submission:
     """Ask that a team be guaranteed ``guaranteed_gpus`` of a model, and may borrow up to the limit (None: no limit) above it.
 
+    ``gpu_hours`` is what the guarantee is worth in a ``period`` (day, week, month), None without end; once they are used the
+    team only borrows (``when_used_up`` borrow), or starts nothing new (refuse), until the period is over.
     Raises Invalid, NotAllowed, and Conflict when the same is already waiting.
     """
     policy.require(actor, "quota.request", team)
@@ -53,9 +62,17 @@ def request_quota_change(
     check_pool(checks, pool, team)
     model = checks.choice("model", model, models_of(pool))
     _check_quota(checks, guaranteed_gpus, borrow_limit_gpus)
+    _check_hours(checks, gpu_hours, period, when_used_up)
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
-    payload = {"model": model, "guaranteed_gpus": guaranteed_gpus, "borrow_limit_gpus": borrow_limit_gpus}
+    payload = {
+        "model": model,
+        "guaranteed_gpus": guaranteed_gpus,
+        "borrow_limit_gpus": borrow_limit_gpus,
+        "gpu_hours": gpu_hours,
+        "period": period,
+        "when_used_up": when_used_up,
+    }
     waiting = Submission.objects.filter(
         kind=Submission.Kind.QUOTA_CHANGE, state=SubmissionState.WAITING, team=team, pool=pool, payload__model=model
     )
@@ -245,6 +262,8 @@ def _carry_out(submission: Submission, payload: dict[str, Any], now: datetime) -
 def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     checks = Checks()
     _check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
+    hours = {name: payload.get(name, usual) for name, usual in NO_HOURS.items()}
+    _check_hours(checks, **hours)
     checks.done()
     pool = _pool_of(submission)
     effect = _effect_on_guarantees(submission, payload)
@@ -256,6 +275,7 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
         guaranteed_slots=payload["guaranteed_gpus"] * SLOTS_PER_GPU,
         borrow_limit_slots=None if limit is None else limit * SLOTS_PER_GPU,
         now=now,
+        **hours,
     )
     if not changed:
         raise Conflict(
@@ -450,6 +470,13 @@ def _check_quota(checks: Checks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -
         checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MOST_GPUS, "GPUs")
 
 
+def _check_hours(checks: Checks, gpu_hours: Any, period: Any, when_used_up: Any) -> None:
+    if gpu_hours is not None:
+        checks.count("gpu_hours", gpu_hours, 1, MOST_GPU_HOURS, "GPU-hours")
+    checks.choice("period", period, Quota.Period.values)
+    checks.choice("when_used_up", when_used_up, Quota.WhenUsedUp.values)
+
+
 def _quota_facts(quota: Quota | None) -> dict[str, Any] | None:
     if quota is None:
         return None
@@ -458,6 +485,9 @@ def _quota_facts(quota: Quota | None) -> dict[str, Any] | None:
         "model": quota.model,
         "guaranteed_gpus": quota.guaranteed_slots / SLOTS_PER_GPU,
         "borrow_limit_gpus": None if limit is None else limit / SLOTS_PER_GPU,
+        "gpu_hours": quota.gpu_hours,
+        "period": quota.hours_period,
+        "when_used_up": quota.when_used_up,
     }
 
 

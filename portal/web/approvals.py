@@ -22,7 +22,7 @@ from portal.services.asks import models_of
 from portal.templatetags.gpupool import gpu_model
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
-from scheduler.models import Pool, Team
+from scheduler.models import Pool, Quota, Team
 
 KINDS = (
     ("", "All"),
@@ -30,6 +30,27 @@ KINDS = (
     (Submission.Kind.QUOTA_CHANGE.value, "Quotas"),
     (Submission.Kind.MEMBERSHIP.value, "Members"),
 )
+
+
+def _hours_fields(given: dict[str, Any]) -> dict[str, forms.Field]:
+    """GPU-hours of a guarantee, how long they are for and what then."""
+    return {
+        "gpu_hours": forms.IntegerField(
+            label="GPU-hours",
+            required=False,
+            initial=given.get("gpu_hours"),
+            help_text="What the guarantee is worth in a period. Empty: without end.",
+        ),
+        "period": forms.ChoiceField(
+            label="In a", choices=Quota.Period.choices, initial=given.get("period", "month"), required=False
+        ),
+        "when_used_up": forms.ChoiceField(
+            label="Once they are used",
+            choices=[(value, label[:1].upper() + label[1:]) for value, label in Quota.WhenUsedUp.choices],
+            initial=given.get("when_used_up", "borrow"),
+            required=False,
+        ),
+    }
 
 
 class DecisionForm(VerbForm):
@@ -51,6 +72,7 @@ class DecisionForm(VerbForm):
             self.fields["borrow_limit_gpus"] = forms.IntegerField(
                 label="May borrow", initial=payload["borrow_limit_gpus"], required=False, help_text="Empty: no limit."
             )
+            self.fields |= _hours_fields(payload)
         elif submission.kind == Submission.Kind.RESERVATION:
             self.fields["units"] = forms.IntegerField(label="GPUs on each host", initial=payload["units"])
             self.fields["may_exceed_guarantee"] = forms.BooleanField(
@@ -62,8 +84,10 @@ class DecisionForm(VerbForm):
     def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
         """What the operator wants different from what was asked."""
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
-        absent = {"may_exceed_guarantee": False}
-        return {name: value for name, value in given.items() if value != payload.get(name, absent.get(name))}
+        absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
+        return {
+            name: value for name, value in given.items() if value != "" and value != payload.get(name, absent.get(name))
+        }
 
 
 class QuotaForm(VerbForm):
@@ -81,6 +105,14 @@ class QuotaForm(VerbForm):
         fields["pool"].choices = [(slug, pool.name) for slug, pool in pools.items()]
         models = sorted({model for pool in pools.values() for model in models_of(pool)})
         fields["model"].choices = [(model, gpu_model(model)) for model in models]
+        self.fields |= _hours_fields({})
+        self.order_fields(["pool", "model", "guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"])
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        data["period"] = data.get("period") or Quota.Period.MONTH.value
+        data["when_used_up"] = data.get("when_used_up") or Quota.WhenUsedUp.BORROW.value
+        return data
 
 
 @signed_in

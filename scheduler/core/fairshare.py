@@ -56,11 +56,14 @@ class Quotas:
     def __init__(self, pool: Pool, quotas: Iterable[Quota]) -> None:
         self.guaranteed: dict[Claim, int] = {}
         self.limit: dict[Claim, int] = {}
+        self.used_up: dict[Claim, Quota] = {}  # those whose GPU-hours of the period are
         for quota in quotas:
             if quota.pool == pool.id:
                 key = (quota.team, quota.model)
                 self.guaranteed[key] = quota.guaranteed
                 self.limit[key] = NO_LIMIT if quota.borrow_limit is None else quota.guaranteed + quota.borrow_limit
+                if quota.used_up_until is not None:
+                    self.used_up[key] = quota
         self.teams = {team for team, _ in self.guaranteed}
 
 
@@ -81,6 +84,7 @@ class Ledger:
     def __init__(self, pool: Pool, quotas: Quotas, held: Held) -> None:
         self.pool = pool
         self.guaranteed, self.limit, self.teams_with_quota = quotas.guaranteed, quotas.limit, quotas.teams
+        self.used_up = quotas.used_up
         self.held = held.by_team.copy()  # with bound reservations, and what this plan gives out
         self.firm = held.firm.copy()  # of that: reservations and work that may not be evicted
         self.standing = held.by_team.copy()  # held before this plan gave anything out

@@ -4,7 +4,7 @@ not exist, caps and a missing quota. Such work takes no place in the queue."""
 from __future__ import annotations
 
 from scheduler.core.board import Board
-from scheduler.core.model import Numbers, PoolKind, Queued, Refusal
+from scheduler.core.model import Numbers, PoolKind, Queued, Quota, Refusal
 from scheduler.core.ordering import Group
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import never_fits, numbers
@@ -26,7 +26,10 @@ class Gates:
             code, why, expected = gated
             return Refusal(queued.id, code, why, None, expected)
         impossible = self._over_runtime_cap(queued) or self._impossibility(queued) or self._no_quota(queued)
-        return None if impossible is None else Refusal(queued.id, *impossible)
+        if impossible is not None:
+            return Refusal(queued.id, *impossible)
+        used_up = self._hours_used_up(queued)
+        return None if used_up is None else Refusal(queued.id, *used_up, None, dict(used_up[1])["until"])
 
     def _gate(self, queued: Queued) -> tuple[str, Numbers, int | None] | None:
         now = self.board.now
@@ -75,6 +78,30 @@ class Gates:
             return None
         models = sorted({board.kinds[kind].model for kind in kinds})
         return Code.NO_QUOTA, numbers(models=models, pool=board.pool.id, team=queued.team)
+
+
+    def _hours_used_up(self, queued: Queued) -> Why | None:
+        """Nothing may start before the period is over: the GPU-hours of every model it accepts are used up, and it may not
+        borrow instead."""
+        board, may_borrow = self.board, queued.preemptible and queued.may_borrow
+        used_up = board.ledger.used_up
+        if not used_up or board.pool.kind is PoolKind.STATIC or queued.reservation is not None:
+            return None
+        claims = [(queued.team, board.kinds[kind].model) for kind in board.kinds_for(queued.ask)]
+        first: Quota | None = None
+        for claim in claims:
+            if claim not in board.ledger.guaranteed:
+                continue
+            quota = used_up.get(claim)
+            if quota is None or (may_borrow and quota.borrow_limit != 0):
+                return None
+            if first is None or (quota.used_up_until or 0) < (first.used_up_until or 0):
+                first = quota
+        if first is None:
+            return None
+        return Code.GPU_HOURS_USED_UP, numbers(
+            gpu_hours=first.gpu_hours, may_borrow=may_borrow, model=first.model, until=first.used_up_until
+        )
 
 
 def turn_away(board: Board, explain: bool) -> tuple[list[Group], list[Queued]]:

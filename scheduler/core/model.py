@@ -111,6 +111,10 @@ class Quota:
     model: str
     guaranteed: int
     borrow_limit: int | None = None  # None: no limit
+    # Its GPU-hours of the period are used up: until when, and out of how many. ``guaranteed`` is then 0 and, where nothing
+    # may start at all, ``borrow_limit`` too.
+    used_up_until: int | None = None
+    gpu_hours: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class Code(StrEnum):
     # why a workload waits: until somebody or something changes
     OVER_QUOTA = "over_quota"
     OVER_USER_CAP = "over_user_cap"
+    GPU_HOURS_USED_UP = "gpu_hours_used_up"
     BUDGET_CLOSED = "budget_closed"
     DEPENDENCY = "dependency"
     ARRAY_LIMIT = "array_limit"

@@ -37,10 +37,12 @@ def guarantee_room(*, pool: Pool, model: str, team: Team) -> GuaranteeRoom:
 
 @transaction.atomic
 def change_quota(
-    *, team: Team, pool: Pool, model: str, guaranteed_slots: int, borrow_limit_slots: int | None, now: datetime
-) -> bool:
+    *, team: Team, pool: Pool, model: str, guaranteed_slots: int, borrow_limit_slots: int | None, now: datetime,
+    gpu_hours: int | None = None, period: str = Quota.Period.MONTH, when_used_up: str = Quota.WhenUsedUp.BORROW,
+) -> bool:  # fmt: skip
     """Set a team's claim on one model of one pool, from the next cycle on. False, and nothing changed, when all guarantees
-    together would exceed the pool (``guarantee_room`` has the numbers)."""
+    together would exceed the pool (``guarantee_room`` has the numbers). ``gpu_hours`` is what the guarantee is worth in a
+    ``period``, None without end; once they are used the team only borrows, or starts nothing new, as ``when_used_up`` says."""
     locks.pools([pool.pk])
     if guaranteed_slots > guarantee_room(pool=pool, model=model, team=team).most:
         return False
@@ -48,8 +50,13 @@ def change_quota(
         team=team,
         pool=pool,
         model=model,
-        defaults={"guaranteed_slots": guaranteed_slots, "borrow_limit_slots": borrow_limit_slots, "updated_at": now},
-    )
+        defaults={
+            "guaranteed_slots": guaranteed_slots, "borrow_limit_slots": borrow_limit_slots, "updated_at": now,
+            "hours_slot_seconds": None if gpu_hours is None else gpu_hours * 3600 * SLOTS_PER_GPU, "hours_period": period,
+            "when_used_up": when_used_up, "hours_used_up": False, "hours_used": 0, "hours_until": None,
+            "hours_counted_at": None,
+        },
+    )  # fmt: skip
     nudge.engine()
     nudge.pages(nudge.QUEUE)
     return True

@@ -1,0 +1,139 @@
+"""GPU-hours that a guarantee is worth in a period: counted, used up, and anew in the next."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from portal import wording
+from portal.errors import Invalid
+from portal.services import approvals
+from scheduler import engine, quota_hours, services, snapshot
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Quota, Run, Workload
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World, units_of
+
+pytestmark = pytest.mark.django_db
+
+HOUR = dt.timedelta(hours=1)
+
+
+def worth(world: World, gpu_hours: int | None, **changes: Any) -> Quota:
+    """Vision's guarantee of eight H100, worth so many GPU-hours a week."""
+    given: dict[str, Any] = {"guaranteed_slots": 8 * 840, "borrow_limit_slots": None, "period": "week", "now": world.now}
+    team = world.vision.team
+    assert services.change_quota(team=team, pool=world.shared, model=H100, gpu_hours=gpu_hours, **(given | changes))
+    return quota(world)
+
+
+def quota(world: World) -> Quota:
+    return Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
+
+
+def held(world: World, start: dt.datetime, end: dt.datetime | None, gpus: int = 1) -> None:
+    """Vision held so many H100 of alpha."""
+    workload = job(world, world.vision, gpus, world.now)
+    Workload.objects.filter(pk=workload.pk).update(state="ended" if end else "running", attempt=1)
+    run = Run.objects.create(
+        workload=workload, attempt=1, host=world.hosts["alpha"], generation=workload.pk, placed_at=start,
+        state="ended" if end else "running",
+    )  # fmt: skip
+    for unit in units_of(world.hosts["alpha"])[:gpus]:
+        Allocation.objects.create(
+            run=run, workload=workload, project=world.vision.project, unit=unit, slots=unit.slots,
+            period=DateTimeTZRange(start, end),
+        )  # fmt: skip
+
+
+def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -> None:
+    worth(world, 100)
+    monday = world.now.replace(hour=0)
+    held(world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2)  # of twelve hours two lie in this week
+    held(world, monday + 3 * HOUR, None, gpus=1)  # and goes on
+    quota_hours.count(monday + 9 * HOUR)
+    assert quota(world).gpu_hours_used == 2 * 2 + 6
+    assert not quota(world).hours_used_up
+    others = Quota.objects.exclude(pk=quota(world).pk)
+    assert {each.hours_counted_at for each in others} == {None}, "a guarantee without end is not counted"
+
+
+def test_counting_asks_two_queries_however_much_there_is(world: World, django_assert_num_queries: Any) -> None:
+    worth(world, 100)
+    quota_hours.count(world.now)
+    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    with django_assert_num_queries(3):  # the sums, the quotas, and one line for the one that has an end
+        quota_hours.count(world.now)
+
+
+def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
+    worth(world, 4)
+    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    assert quota_hours.count(world.now) == 1
+    firm = job(world, world.vision, 1, world.now, preemptible=False)
+    lent = job(world, world.vision, 1, world.now, preemptible=True)
+    engine.cycle("test", world.now)
+    for each in (firm, lent):
+        each.refresh_from_db()
+    assert (lent.state, lent.reason_code, lent.borrowed_slots) == ("placed", Code.FREE_BORROWED, 840)
+    assert (firm.state, firm.reason_code) == ("queued", Code.GPU_HOURS_USED_UP)
+    next_week = world.now.replace(hour=0) + dt.timedelta(days=7)
+    assert firm.expected_start == next_week
+    assert firm.reason_numbers == {
+        "gpu_hours": 4, "may_borrow": False, "model": H100, "until": int(next_week.timestamp())
+    }  # fmt: skip
+    assert "used the 4 GPU-hours of H100-80GB" in wording.reason(firm.reason_code, firm.reason_numbers)
+
+
+def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
+    worth(world, 4, when_used_up="refuse")
+    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    quota_hours.count(world.now)
+    lent = job(world, world.vision, 1, world.now, preemptible=True)
+    engine.cycle("test", world.now)
+    lent.refresh_from_db()
+    assert (lent.state, lent.reason_code) == ("queued", Code.GPU_HOURS_USED_UP)
+
+
+def test_in_the_next_period_they_count_anew(world: World) -> None:
+    worth(world, 4)
+    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    quota_hours.count(world.now)
+    assert snapshot.take(None, world.now).quotas[0].guaranteed == 0
+    assert quota_hours.count(world.now + dt.timedelta(days=7)) == 1
+    assert quota(world).gpu_hours_used == 0
+    assert snapshot.take(None, world.now).quotas[0].guaranteed == 8 * 840
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "end"),
+    [
+        ("day", dt.date(2026, 12, 31), dt.date(2027, 1, 1)),
+        ("week", dt.date(2026, 12, 28), dt.date(2027, 1, 4)),
+        ("month", dt.date(2026, 12, 1), dt.date(2027, 1, 1)),
+    ],
+)
+def test_periods_begin_at_midnight_on_mondays_and_on_the_first(kind: str, start: dt.date, end: dt.date) -> None:
+    found = quota_hours.period_at(kind, dt.datetime(2026, 12, 31, 23, 59, tzinfo=dt.UTC))
+    assert (found.start.date(), found.end.date()) == (start, end)
+
+
+def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None:
+    asked = approvals.request_quota_change(
+        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=8, gpu_hours=500,
+        period="month", when_used_up="refuse", now=world.now,
+    )  # fmt: skip
+    assert "worth 500 GPU-hours a month, then nothing new" in wording.submission_what(asked.kind, asked.payload)
+    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400})
+    row = quota(world)
+    assert (row.gpu_hours, row.hours_period, row.when_used_up) == (400, "month", "refuse")
+    for wrong, field in (({"gpu_hours": 0}, "gpu_hours"), ({"period": "year"}, "period"), ({"when_used_up": "x"}, "when_used_up")):
+        with pytest.raises(Invalid) as refused:
+            approvals.request_quota_change(
+                actor=world.vision.lead, team=world.vision.team, pool=world.shared, model="A100-40GB", guaranteed_gpus=1,
+                now=world.now, **wrong,  # type: ignore[arg-type]
+            )  # fmt: skip
+        assert list(refused.value.fields) == [field]
