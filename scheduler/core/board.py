@@ -6,7 +6,7 @@ by their index (see ``ground`` and ``occupancy``).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from functools import cached_property
 from typing import Any
@@ -92,7 +92,8 @@ class Board:
             MAINTENANCE: self.maintenance_from,
             RESERVATIONS: self.reserved_from,
         }
-        self._promise_times: dict[str, list[int]] = {}
+        soon = sorted({start for _, start, _ in self.maintenance if start > now})
+        self._promise_times: dict[str, list[int]] = {HOLDS: [], MAINTENANCE: soon, RESERVATIONS: []}
         self._clear_of: dict[tuple[int, ...], Mask] = {}
         self._open_counts: dict[tuple[int, tuple[int, ...]], Ints] = {}
         self.time_classes: dict[int, tuple[int, ...]] = {}  # of workloads, made by fit when first needed
@@ -178,12 +179,13 @@ class Board:
 
     def _take(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
         """Account for a holder's GPUs, CPU and memory."""
-        for host in {int(self.host_of[u]) for u in units}:
+        ground = self.ground
+        for host in {ground.host_list[u] for u in units}:
             self.cpu_free[host] -= cpu_milli
             self.memory_free[host] -= memory_mib
         for unit in units:
-            gpu = int(self.gpu_of[unit])
-            self.gpu_used[gpu] += self.slots[unit]
+            gpu = ground.gpu_list[unit]
+            self.gpu_used[gpu] += ground.slots_list[unit]
             if self.units[unit].profile.startswith("share"):
                 self.gpu_teams[gpu] = team
 
@@ -276,11 +278,15 @@ class Board:
 
     def promise_times(self, what: str) -> list[int]:
         """The moments from which units are promised to a sort of others, in order."""
-        times = self._promise_times.get(what)
-        if times is None:
-            found = self.promised_from[what]
-            times = self._promise_times[what] = np.unique(found[found < NEVER]).tolist()
-        return times
+        return self._promise_times[what]
+
+    def _note_promise(self, what: str, start: int) -> None:
+        times = self._promise_times[what]
+        if start not in times:
+            insort(times, start)
+        self._clear_of.clear()
+        self._open_counts.clear()
+        self.time_classes.clear()
 
     def next_promise(self, what: str, time: int) -> int:
         """The first promise of a sort at or after ``time``, NEVER if all are before; 0 when none is before it."""
@@ -337,14 +343,16 @@ class Board:
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def _leave_free(self, units: list[int]) -> None:
+        ground = self.ground
         for unit in units:
             if self.free[unit]:
                 self.free[unit] = False
-                self.free_slots -= int(self.slots[unit])
-                self.counts[int(self.kind[unit])][self.host_of[unit]] -= 1
+                own_kind, host = ground.kind_list[unit], ground.host_list[unit]
+                self.free_slots -= ground.slots_list[unit]
+                self.counts[own_kind][host] -= 1
                 for (kind, bounds), counts in self._open_counts.items():
-                    if kind == self.kind[unit] and self._clear_of[bounds][unit]:
-                        counts[self.host_of[unit]] -= 1
+                    if kind == own_kind and self._clear_of[bounds][unit]:
+                        counts[host] -= 1
 
     def place(self, queued: Queued, units: list[int], placement: Placement) -> None:
         """Start a workload on free units."""
@@ -353,7 +361,7 @@ class Board:
         self.holder[units] = len(self.running) + len(self.placements)
         self._take(units, queued.team, queued.ask.cpu_milli, queued.ask.memory_mib)
         for unit in units:
-            slots = int(self.slots[unit])
+            slots = self.ground.slots_list[unit]
             if queued.reservation is None:
                 self.ledger.give(queued.team, self.model_of(unit), slots, queued.preemptible)
             self.ledger.held_by_user[queued.user] += slots
@@ -407,15 +415,9 @@ class Board:
         for unit in units:
             if reservation.start < self.reserved_from[unit]:
                 self.reserved_from[unit], self.reserved_for[unit] = reservation.start, reservation.id
-        self._promise_times.pop(RESERVATIONS, None)
-        self._clear_of.clear()
-        self._open_counts.clear()
-        self.time_classes.clear()
+        self._note_promise(RESERVATIONS, reservation.start)
 
     def hold(self, units: list[int], start: int) -> None:
         """Set units aside for a waiting workload that is expected to start on them at ``start``."""
         self.hold_from[units] = np.minimum(self.hold_from[units], start)
-        self._promise_times.pop(HOLDS, None)
-        self._clear_of.clear()
-        self._open_counts.clear()
-        self.time_classes.clear()
+        self._note_promise(HOLDS, start)

@@ -128,7 +128,8 @@ class Ledger:
     def room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Room:
         """May ``need`` slots be added? Work that is not preemptible has to fit the guarantee together with what else of
         the team is not; the team's preemptible work is then what borrows, and what others may reclaim."""
-        held, firm = self.held[team, model], self.firm[team, model]
+        claim = team, model
+        held, firm = self.held.get(claim, 0), self.firm.get(claim, 0)
         guaranteed, limit = self.guarantee(team, model), self.ceiling(team, model)
         if not preemptible and firm + need > guaranteed:
             return Room(False, 0, firm, guaranteed, guaranteed, firm + need - guaranteed, True)

@@ -49,6 +49,7 @@ class Ground:
         self._read_units()
         self._read_hosts()
         self.memo: dict[Any, Any] = {}  # what else follows from the hardware alone; whoever puts it there names the key
+        self._roomy: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
         self._kinds_for: dict[int, list[int]] = {}
         self._fitting: dict[int, Mask] = {}
@@ -69,6 +70,9 @@ class Ground:
         self.slots: Ints = np.array([kind.slots for kind in self.kinds], dtype=np.int64)[self.kind]
         self.well: Mask = np.array([u.well for u in self.units], dtype=np.bool_)
         self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
+        # The same as lists: single elements of arrays are slow to read.
+        self.host_list, self.gpu_list = self.host_of.tolist(), self.gpu_of.tolist()
+        self.slots_list, self.kind_list = self.slots.tolist(), self.kind.tolist()
         shares = np.array([kind.profile.startswith("share") for kind in self.kinds], dtype=np.bool_)
         self.time_sliced: Ints = np.flatnonzero(shares[self.kind])  # the units that are declared shares
 
@@ -89,6 +93,15 @@ class Ground:
             known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
         return known
 
+    def roomy(self, ask: Ask) -> Mask:
+        """Hosts with the labels, and with the CPU and memory when nobody else is there."""
+        beside = ask.labels, ask.cpu_milli, ask.memory_mib
+        known = self._roomy.get(beside)
+        if known is None:
+            known = (self.cpu_whole >= ask.cpu_milli) & (self.memory_whole >= ask.memory_mib)
+            known = self._roomy[beside] = known & self.label_mask(ask.labels)
+        return known
+
     def ask_number(self, ask: Ask) -> int:
         """The same for equal asks. Found by the object first: hashing an ask took a tenth of a cycle."""
         known = self._asks_by_row.get(id(ask))
@@ -101,7 +114,7 @@ class Ground:
     def forget_asks(self) -> None:
         """Start the numbering over when it has grown too long. Only between cycles."""
         if len(self._asks_by_row) > MOST_ASKS_KNOWN:
-            for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting):
+            for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting, self._roomy):
                 known.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:

@@ -81,7 +81,7 @@ class Occupancy:
             self._put_in(new)
 
     def _take_out(self, old: Ints) -> None:
-        self._account(old, -1)
+        self._account(old.tolist(), -1)
         stays: Mask = np.ones(len(self.running), dtype=np.bool_)
         stays[old] = False
         self._rename(np.where(stays, np.cumsum(stays) - 1, NOBODY))
@@ -115,46 +115,34 @@ class Occupancy:
             self.contested = self.contested or bool((self.holder[mine] != NOBODY).any())
             self.holder[mine] = i
             self.table[SLOTS, i] = self.ground.slots[mine].sum()
-        self._account(at_now, 1)
+        self._account(at_now.tolist(), 1)
 
     def _rename(self, index: Ints) -> None:
         """Indices of running work change; -1 is for what goes."""
         held = self.holder >= 0
         self.holder[held] = index[self.holder[held]]
 
-    def _account(self, which: Ints, sign: int) -> None:
+    def _account(self, which: list[int], sign: int) -> None:
         """Count in (1) or out (-1) what some of the running work holds: GPUs, CPU, memory, and its team's slots."""
-        ground, table = self.ground, self.table
-        lists = [self.units_of[i] for i in which.tolist()]
-        units = np.array([u for mine in lists for u in mine], dtype=np.int64)
-        owner = np.repeat(which, [len(mine) for mine in lists])
-        slots = ground.slots[units] * sign
-        np.add.at(self.gpu_used, ground.gpu_of[units], slots)
-        hosts_in_all = max(1, len(ground.hosts))
-        pairs, first, sizes = np.unique(
-            owner * hosts_in_all + ground.host_of[units], return_index=True, return_counts=True
-        )
-        owners, hosts = pairs // hosts_in_all, pairs % hosts_in_all
-        shapes = np.stack((ground.kind[units[first]], sizes, table[CPU, owners], table[MEMORY, owners]), axis=1)
-        for shape in map(tuple, shapes.tolist()):
-            self.shapes[shape] += sign
-            if not self.shapes[shape]:
-                del self.shapes[shape]
-        np.subtract.at(self.cpu_free, hosts, table[CPU, owners] * sign)
-        np.subtract.at(self.memory_free, hosts, table[MEMORY, owners] * sign)
-        models, count = ground.model_of_unit[units], max(1, len(ground.models))
-        for code, amount in _sums(owner * count + models, slots):
-            running, model = self.running[code // count], ground.models[code % count]
-            self.held.add(running, model, amount)
+        ground = self.ground
+        for running, units in ((self.running[i], self.units_of[i]) for i in which):
+            on_host: dict[int, list[int]] = {}
+            of_model: dict[str, int] = {}
+            for unit in units:
+                slots, model = ground.slots_list[unit], ground.units[unit].model
+                self.gpu_used[ground.gpu_list[unit]] += sign * slots
+                on_host.setdefault(ground.host_list[unit], []).append(unit)
+                of_model[model] = of_model.get(model, 0) + slots
+            for host, here in on_host.items():
+                self.cpu_free[host] -= sign * running.cpu_milli
+                self.memory_free[host] -= sign * running.memory_mib
+                shape = int(ground.kind[here[0]]), len(here), running.cpu_milli, running.memory_mib
+                self.shapes[shape] += sign
+                if not self.shapes[shape]:
+                    del self.shapes[shape]
+            for model, slots in of_model.items():
+                self.held.add(running, model, sign * slots)
 
 
 def _id_of(running: Running) -> int:
     return running.id
-
-
-def _sums(codes: Ints, amounts: Ints) -> list[tuple[int, int]]:
-    """The sum of the amounts of each code."""
-    unique, where = np.unique(codes, return_inverse=True)
-    sums = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(sums, where, amounts)
-    return list(zip(unique.tolist(), sums.tolist(), strict=True))

@@ -87,15 +87,15 @@ class Candidates:
 
     def _read_few(self, found: list[int]) -> None:
         """As below, without the cost of arrays: most searches have a handful of candidates."""
-        board, place, rows = self.board, self.place, []
+        board, ground, place, rows = self.board, self.board.ground, self.place, []
         self.slots: dict[int, int] = {}
         for rank, victim in enumerate(found):
             count: dict[int, int] = {}
             self.slots[victim] = 0
             for unit in board.units_of[victim]:
-                self.slots[victim] += int(board.slots[unit]) if board.model_of(unit) == self.model else 0
-                if place.units[unit] and board.kind[unit] == place.kind:
-                    host = int(board.host_of[unit])
+                self.slots[victim] += ground.slots_list[unit] if ground.units[unit].model == self.model else 0
+                if ground.kind_list[unit] == place.kind and place.units[unit]:
+                    host = ground.host_list[unit]
                     count[host] = count.get(host, 0) + 1
             rows += [(host, rank, victim, units) for host, units in count.items()]
         rows.sort()
@@ -181,13 +181,11 @@ class Taking:
         """(host, units of use to the ask) of every host a victim is on."""
         known = self.frees.get(victim)
         if known is None:
-            board, count = (
-                self.board,
-                dict.fromkeys((int(self.board.host_of[u]) for u in self.board.units_of[victim]), 0),
-            )
-            for unit in board.units_of[victim]:
-                if self.place.units[unit] and board.kind[unit] == self.place.kind:
-                    count[int(board.host_of[unit])] += 1
+            ground, units = self.board.ground, self.board.units_of[victim]
+            count = dict.fromkeys((ground.host_list[u] for u in units), 0)
+            for unit in units:
+                if ground.kind_list[unit] == self.place.kind and self.place.units[unit]:
+                    count[ground.host_list[unit]] += 1
             known = self.frees[victim] = sorted(count.items())
         return known
 

@@ -175,17 +175,11 @@ class Promises:
         return cost
 
 
-def roomy_hosts(board: Board, ask: Ask) -> Mask:
-    """Hosts with the labels, and with the CPU and memory when nobody else is there: who has them now may be gone then."""
-    beside = both(board.cpu_whole >= ask.cpu_milli, board.memory_whole >= ask.memory_mib)
-    return both(board.label_mask(ask.labels), beside)
-
-
 def fits_empty(board: Board, ask: Ask, kind: int, mask: Mask) -> bool:
     """Would an ask fit if it had all these units to itself?"""
     if ask.nvlink:
         return cheapest_units(board, ask, kind, mask, np.zeros(len(board.units), dtype=np.int64)) is not None
-    return int(((fit.host_counts(board, kind, mask) >= ask.units) & roomy_hosts(board, ask)).sum()) >= ask.hosts
+    return int(((fit.host_counts(board, kind, mask) >= ask.units) & board.ground.roomy(ask)).sum()) >= ask.hosts
 
 
 def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
@@ -197,7 +191,7 @@ def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) ->
     order = np.lexsort((units, cost[units], hosts))
     units, hosts = units[order], hosts[order]
     counts = np.bincount(hosts, minlength=len(board.hosts))
-    suitable = (counts >= ask.units) & roomy_hosts(board, ask)
+    suitable = (counts >= ask.units) & board.ground.roomy(ask)
     if int(suitable.sum()) < ask.hosts:
         return None
     place_on_host = np.arange(len(units)) - np.searchsorted(hosts, hosts)
@@ -549,7 +543,7 @@ class Forecast:
     def earliest(self, ask: Ask, kind: int, seconds: int, not_before: int) -> tuple[int, list[int]] | None:
         """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts."""
         profile = self.profile(kind)
-        labels = roomy_hosts(self.board, ask)
+        labels = self.board.ground.roomy(ask)
         possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
         for i in np.flatnonzero(possible):
             moment = int(self.moments[i])

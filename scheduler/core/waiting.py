@@ -366,19 +366,15 @@ class Waiting:
         """Set units aside on the hosts it is expected to start on: those given back last before its start first,
         so that what is free longer stays free for others."""
         assert self.forecast is not None
-        board, chosen = self.board, []
+        board = self.board
+        chosen: list[int] = []
         for host in hosts:
             first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-            mine = [
-                u
-                for u in range(first, last)
-                if board.kind[u] == kind
-                and self.forecast.free_at[u] <= start
-                and board.kept[u] == 0
-                and board.reserved_from[u] > start
-            ]
-            mine.sort(key=lambda u: (-int(self.forecast.free_at[u]), u) if self.forecast else (0, u))
-            chosen += mine[: queued.ask.units]
+            free_at = self.forecast.free_at[first:last]
+            open_ = (board.kind[first:last] == kind) & (free_at <= start) & (board.kept[first:last] == 0)
+            mine = first + np.flatnonzero(open_ & (board.reserved_from[first:last] > start))
+            last_freed = np.argsort(-self.forecast.free_at[mine], kind="stable")[: queued.ask.units]
+            chosen += mine[last_freed].tolist()
         board.hold(chosen, start)
         return tuple(sorted(board.units[u].id for u in chosen))
 
