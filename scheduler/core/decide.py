@@ -105,17 +105,22 @@ class Cycle:
 
     def who_else_gets_nothing(self, queued: Queued) -> Alike:
         """Of a refused workload's equals, those that need not be looked at. Only when nobody wants to be told why, and
-        none of them could have others evicted or units set aside."""
+        none of them could have units set aside, or others evicted where this one could not."""
         board, kinds = self.board, self.board.kinds_for(queued.ask)
-        if self.waiting.explain or any(preempt.may_evict_somebody(board, queued, kind) for kind in kinds):
+        if self.waiting.explain:
             return Alike.NOBODY
+        may_evict = any(preempt.may_evict_somebody(board, queued, kind) for kind in kinds)
+        if may_evict and queued.evicted_by is not None:
+            return Alike.NOBODY  # each of them has somebody else whom it may not evict
         allowed = [kind for kind in kinds if room_for(board, queued, kind).allowed and within_caps(board, queued, kind)]
         if not allowed:
-            return Alike.ALL
+            return Alike.AS_LONG if may_evict else Alike.ALL
         if not all(leaves_room(board, queued, kind) for kind in allowed):
             return Alike.NOBODY  # others may be over in time, or small enough
         if self.waiting.may_hold:
             return Alike.NOBODY
+        if may_evict:
+            return Alike.AS_LONG
         fits = any(enough_hosts(board, queued.ask, kind) for kind in allowed)
         return Alike.AS_LONG if fits else Alike.ALL
 

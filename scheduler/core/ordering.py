@@ -165,7 +165,8 @@ class Queue:
     def _key(self, queued: Queued) -> tuple[int, Hashable]:
         user = 0 if self.policy.most_slots_per_user is None else queued.user
         number = self.ground.ask_number(queued.ask)
-        who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.evicted_by
+        evicted = queued.evicted_by is not None  # by whom matters only to who may evict, and those are looked at singly
+        who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, who
 
 

@@ -205,16 +205,16 @@ class Waiting:
     def _keep_room(self, queued: Queued) -> None:
         """The first of a team that its limit keeps from borrowing gets the room kept, as units are set aside: work behind
         it may use that room only if it is expected to be over by then. Else small work would keep the team at its limit."""
-        board = self.board
-        if queued.reservation is not None or any(self._may_have(queued, kind) for kind in board.kinds_for(queued.ask)):
+        board, kinds = self.board, self.board.kinds_for(queued.ask)
+        key = queued.team, board.kinds[kinds[0]].model
+        if queued.reservation is not None or key in board.ledger.kept_room:
             return
-        for kind in board.kinds_for(queued.ask)[:1]:
-            room, model = room_for(board, queued, kind), board.kinds[kind].model
-            if room.allowed or room.firm or (queued.team, model) in board.ledger.kept_room:
-                continue
-            found = self._end_of_own_work(queued, kind, Code.OVER_QUOTA)
-            if found is not None:
-                board.ledger.kept_room[queued.team, model] = KeptRoom(queued.id, *found)
+        room = room_for(board, queued, kinds[0])
+        if room.allowed or room.firm or any(self._may_have(queued, kind) for kind in kinds[1:]):
+            return
+        found = self._end_of_own_work(queued, kinds[0], Code.OVER_QUOTA)
+        if found is not None:
+            board.ledger.kept_room[key] = KeptRoom(queued.id, *found)
 
     def _start_behind_own_team(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
         """Not before the one in front starts; who that waits for is waited for by this one too."""
