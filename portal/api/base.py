@@ -118,6 +118,28 @@ class WindowSerializer(serializers.Serializer[Any]):
     end = serializers.DateTimeField()
 
 
+ROWS = frozenset({"team", "for_team", "owner", "project", "pool", "workload", "for_workload", "reservation"})
+
+
+def told_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A reason's numbers without those that stand for rows: they name nothing to anybody outside, and may be others' work. What
+    the reader may know of them is in the sentence, by name."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if name not in ROWS or not isinstance(value, int) or isinstance(value, bool)
+    }
+
+
+class Numbers(serializers.DictField):
+    """A reason's numbers: names and JSON values."""
+
+    def to_representation(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """As they go out."""
+        shown: dict[str, Any] = super().to_representation(told_numbers(value))
+        return shown
+
+
 class ErrorsSerializer(serializers.Serializer[Any]):
     """The one shape of every refusal."""
 
@@ -166,7 +188,7 @@ def _of_service(problem: ServiceError) -> Body:
     if isinstance(problem, Conflict):
         body["errors"][0]["field"] = problem.field
         if problem.code:
-            body |= {"code": problem.code, "numbers": problem.numbers}
+            body |= {"code": problem.code, "numbers": told_numbers(problem.numbers)}
         if problem.windows:
             body["windows"] = [{"start": start, "end": end} for start, end in problem.windows]
     return body

@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal import policy, wording
-from portal.api.base import PageQuery, Strict
+from portal.api.base import Numbers, PageQuery, Strict
 from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.series import WEEKDAYS
@@ -48,9 +48,9 @@ def slug_field(**more: Any) -> serializers.CharField:
     return serializers.CharField(max_length=81, **more)
 
 
-def number_map() -> serializers.DictField:
+def number_map() -> Numbers:
     """A reason's numbers: names and JSON values."""
-    return serializers.DictField(child=serializers.JSONField(allow_null=True))
+    return Numbers(child=serializers.JSONField(allow_null=True))
 
 
 def gpus_of(slots: int | None) -> float | None:

@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 
 from portal.models import ApiToken, AuditEvent, Submission
 from scheduler import logs
-from scheduler.models import Reservation, Run, Workload
+from scheduler.models import Decision, Reservation, Run, Workload
 from tests.portal.api.conftest import Client
 from tests.world import H100, World
 
@@ -63,6 +63,22 @@ def test_a_job_is_submitted_read_explained_extended_and_cancelled(today_world: W
     assert again.status_code == 409 and "already ended" in again.json()["errors"][0]["message"]
     assert client.post(f"{place}relaunch/", {"units": 1}).json()["units"] == 1
     assert AuditEvent.objects.get(verb="cancel_workload").via == "api"
+
+
+def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client) -> None:
+    """Ids of rows tell nothing to a client, and may be of another team's work; the sentence names what one may know."""
+    client = client_of(today_world.vision.member)
+    made = submit(client).json()
+    numbers = {"need": 2, "workloads": 3, "workload": 9_000_001, "team": 9_000_002, "reservation": 9_000_003, "model": H100}
+    Workload.objects.filter(public_id=made["id"]).update(reason_code="waits_for_units", reason_numbers=numbers)
+    told = client.get(f"/api/v1/workloads/{made['id']}/why/").json()
+    assert told["numbers"] == {"need": 2, "workloads": 3, "model": H100}
+    Decision.objects.create(
+        workload=Workload.objects.get(public_id=made["id"]), kind="evicted", code="evicted_for_guarantee",
+        numbers=numbers | {"for_workload": 9_000_004, "lost": 7}, at=today_world.now, epoch=1,
+    )  # fmt: skip
+    for path in ("why/", ""):
+        assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
 
 
 def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(today_world: World, client_of: Client) -> None:
