@@ -12,13 +12,14 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from cli import VERSION, login, output
 from cli.client import Client
 from cli.problems import NOT_FOUND, UNREACHABLE, USAGE, Problem
-from cli.words import Duration, Moment, ago, data_size, length, local, local_zone
+from cli.words import Duration, Moment, ago, data_size, length, local, local_zone, start_range
 
 DURATION, MOMENT = Duration(), Moment()
 PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
@@ -344,8 +345,11 @@ def list_jobs(session: Session, everything: bool) -> None:
 
 @command(cli, "queue")
 @click.option("--pool", help="Of one pool.")
-def queue(session: Session, pool: str | None) -> None:
+@click.option("--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share.")
+def queue(session: Session, pool: str | None, fairness: bool) -> None:
     """What waits, in the order in which it is looked at, and why."""
+    if fairness:
+        return _fairness(session, pool)
     rows = list(session.client.pages("queue/", pool=pool))
     if session.json:
         return output.as_json(rows)
@@ -361,7 +365,7 @@ def queue(session: Session, pool: str | None) -> None:
                 row["units"] * row["hosts"],
                 row["pool"],
                 ago(row["submitted_at"], now).removesuffix(" ago"),
-                ago(row["expected_start"], now),
+                start_range(row, now),
                 row["reason"],
             )
             for row in rows
@@ -370,10 +374,6 @@ def queue(session: Session, pool: str | None) -> None:
     )
 
 
-@command(cli, "why")
-@click.argument("id_", metavar="ID")
-def why(session: Session, id_: str) -> None:
-    """Why it waits, or why it started or had to go."""
 def _fairness(session: Session, pool: str | None) -> None:
     """Why does that team get more? By pool."""
     pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
@@ -402,8 +402,18 @@ def _fairness(session: Session, pool: str | None) -> None:
     return None
 
 
+@command(cli, "why")
+@click.argument("id_", metavar="ID")
+@click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
+@click.option("--sooner", is_flag=True, help="Also what would start sooner; each way is planned for.")
+def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
+    """Why it waits, or why it started or had to go."""
     found = _found(session, id_)
+    if them:
+        return _why_them(session, found, _found(session, them))
     answer = session.client.get(f"workloads/{found['id']}/why/")
+    if sooner:
+        answer["sooner"] = session.client.get(f"workloads/{found['id']}/sooner/")
     if session.json:
         return output.as_json(answer)
     output.say(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
@@ -415,12 +425,32 @@ def _fairness(session: Session, pool: str | None) -> None:
     output.facts(
         [
             ("place", answer["position"]),
-            ("expected", ago(answer["expected_start"], now) if answer["expected_start"] else ""),
+            ("expected", start_range(answer, now) if answer["expected_start"] else ""),
+            ("how sure", answer["past_starts"]["sentence"] if answer["expected_start"] else ""),
             ("waits for", ", ".join(before)),
+            ("others first", f"{answer['ahead_more']} more" if answer["ahead_more"] else ""),
         ]
     )
+    for row in answer["ahead"]:
+        output.say(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
+    for way in answer.get("sooner", []):
+        output.say(f"sooner: {way['words']}: {'now' if way['starts_now'] else ago(way['expected_start'], now)}")
+    if sooner and not answer["sooner"]:
+        output.say("Nothing that was tried would start sooner.")
     for row in answer["decisions"]:
         output.say(f"{local(row['at'])}  {row['kind']:<8}  {row['sentence']}")
+    return None
+
+
+def _why_them(session: Session, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The rule that decides between two, and what would be without the other."""
+    answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
+    if session.json:
+        return output.as_json(answer)
+    without = answer["without"]
+    output.say(f"{theirs['name']} and not {mine['name']}: {answer['sentence']}")
+    starts = "would start now" if without["starts_now"] else f"would not start now. {without['sentence']}"
+    output.say(f"Without {theirs['name']}, {mine['name']} {starts}".rstrip(".") + ".")
     return None
 
 
@@ -660,7 +690,7 @@ def list_quotas(session: Session) -> None:
     if session.json:
         return output.as_json(rows)
     return output.table(
-        ("team", "pool", "model", "guaranteed", "may borrow"),
+        ("team", "pool", "model", "guaranteed", "may borrow", "GPU-hours used"),
         (
             (
                 row["team"],
@@ -668,6 +698,7 @@ def list_quotas(session: Session) -> None:
                 row["model"],
                 f"{row['guaranteed_gpus']:g}",
                 "any" if row["borrow_limit_gpus"] is None else f"{row['borrow_limit_gpus']:g}",
+                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
             )
             for row in rows
         ),
@@ -681,9 +712,13 @@ def list_quotas(session: Session) -> None:
 @click.option("--model", required=True)
 @click.option("--guaranteed-gpus", type=int, required=True)
 @click.option("--borrow-limit-gpus", type=int, help="Any number unless given.")
+@click.option("--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given.")
+@click.option("--period", type=click.Choice(["day", "week", "month"]))
+@click.option("--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new.")
 @click.option("--why", "reason", default="", help="For the one who approves.")
 def request_quota(session: Session, reason: str, pool: str | None, **given: Any) -> None:
     """Ask for another guarantee."""
+    wanted = {name: value for name, value in given.items() if value is not None}
     answer = session.client.post(
         "quotas/requests/", {**wanted, "pool": pool or _only_pool(session.client), "why": reason}
     )
@@ -698,7 +733,6 @@ def list_approvals(session: Session, everything: bool) -> None:
     if session.json:
         return output.as_json(rows)
     return output.table(
-                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
         ("id", "team", "author", "what", "why", "state"),
         ((row["id"][:8], row["team"], row["author"], row["what"], row["why"], row["state"]) for row in rows),
         "Nothing waits.",
@@ -712,13 +746,9 @@ def approve(session: Session, id_: str, comment: str) -> None:
     """Approve it as it is; see first what it does to others."""
     found = _named(session.client, id_, "approvals/", "submission")
     answer = session.client.post(f"approvals/{found['id']}/approve/", {"comment": comment})
-@click.option("--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given.")
-@click.option("--period", type=click.Choice(["day", "week", "month"]))
-@click.option("--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new.")
     output.as_json(answer) if session.json else output.say(f"Approved: {answer['what']}.")
 
 
-    wanted = {name: value for name, value in given.items() if value is not None}
 @command(approval, "decline")
 @click.argument("id_", metavar="ID")
 @click.option("--comment", required=True, help="Why.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import click
 
@@ -60,6 +62,15 @@ def ago(text: str | None, now: datetime) -> str:
         return "-"
     seconds = int((now.astimezone(UTC) - datetime.fromisoformat(text)).total_seconds())
     return f"{length(seconds)} ago" if seconds >= 0 else f"in {length(-seconds)}"
+
+
+def start_range(row: Mapping[str, Any], now: datetime) -> str:
+    """``likely in 10 min to 40 min`` where the range is known, else ``in 26 min``; a dash for no expected start."""
+    expected, first, last = row["expected_start"], row["likely_from"], row["likely_by"]
+    if not expected or not last:
+        return ago(expected, now)
+    ahead = [max(0, int((datetime.fromisoformat(at) - now.astimezone(UTC)).total_seconds())) for at in (first, last)]
+    return f"likely in {length(ahead[0])} to {length(ahead[1])}"
 
 
 def length(seconds: int) -> str:

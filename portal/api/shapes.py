@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -10,14 +11,20 @@ from rest_framework import serializers
 from portal import policy, wording
 from portal.api.base import Numbers, PageQuery, Strict
 from portal.models import Membership, Notification, Submission, SubmissionState
+from portal.selectors import starts
+from portal.selectors.queue import Ahead
+from portal.selectors.starts import Likely, Starts
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.series import WEEKDAYS
 from portal.services.workloads import PRIORITY_NAMES
+from scheduler.core.estimates import PastStarts
+from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import (
     Dependency,
     Host,
     JobArray,
+    Pool,
     Project,
     Quota,
     Reservation,
@@ -263,6 +270,8 @@ class WorkloadShape(Ser):
     ended_at = serializers.DateTimeField(allow_null=True)
     position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
     expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.SerializerMethodField(help_text="while it waits; null while too little is known of past starts")
+    likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
     wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a wish")
     reason_code = serializers.CharField()
     reason = serializers.SerializerMethodField(help_text="why it waits, or why it started, in words")
@@ -287,6 +296,28 @@ class WorkloadShape(Ser):
     def get_reason(self, workload: Workload) -> str:
         """In words."""
         return wording.reason(workload.reason_code, workload.reason_numbers, self.context.get("user"))
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_from(self, workload: Workload) -> datetime | None:
+        """The lower end of the range in which it likely starts."""
+        likely = self._likely(workload)
+        return likely[0] if likely else None
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_by(self, workload: Workload) -> datetime | None:
+        """The upper end of that range."""
+        likely = self._likely(workload)
+        return likely[1] if likely else None
+
+    def _likely(self, workload: Workload) -> Likely | None:
+        """Asks once per answer for the records of every pool, and not at all where nothing waits."""
+        if workload.state != WorkloadState.QUEUED or workload.expected_start is None or "now" not in self.context:
+            return None
+        if "starts" not in self.context:
+            pools = Pool.objects.values_list("pk", flat=True)
+            self.context["starts"] = starts.of_pools(pools, self.context["now"])
+        told: Starts = self.context["starts"]
+        return told.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
         """Held above the guarantee."""
@@ -449,37 +480,6 @@ class RelaunchWish(Strict):
     max_runtime_seconds = count_field(1, required=False)
 
 
-class PreviewShape(Ser):
-    starts_now = serializers.BooleanField()
-    code = serializers.CharField()
-    numbers = number_map()
-    sentence = serializers.CharField()
-    expected_start = serializers.DateTimeField(allow_null=True)
-    gpus = serializers.FloatField()
-    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    currency = serializers.CharField()
-    wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
-
-
-class SecondsWish(Strict):
-    seconds = count_field(1)
-
-
-class OpenShape(Ser):
-    url = serializers.CharField(help_text="Opens the notebook once, within a minute.")
-
-
-class LogQuery(Strict):
-    offset = serializers.IntegerField(min_value=0, max_value=2**53, default=0, help_text="in bytes")
-    attempt = count_field(1, required=False, help_text="the last one unless given")
-    rank = count_field(0, required=False, default=0)
-
-
-class LogShape(Ser):
-    text = serializers.CharField(allow_blank=True)
-    next_offset = serializers.IntegerField(help_text="where to go on")
-    ended = serializers.BooleanField(help_text="nothing more will come")
 class AnotherWay(Ser):
     """Another way to ask for nearly the same, found by the planner."""
 
@@ -569,6 +569,56 @@ class FairnessShape(Ser):
     ratio = serializers.FloatField(allow_null=True, help_text="share of use by fair part; the lowest borrows next")
 
 
+class PreviewShape(Ser):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+    expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.SerializerMethodField(help_text="null while too little is known of past starts")
+    likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
+    sooner = serializers.SerializerMethodField(help_text="other ways to ask that would start sooner")
+    gpus = serializers.FloatField()
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    currency = serializers.CharField()
+    wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
+
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:
+        """The lower end of the range in which it would likely start."""
+        return answer["likely"][0] if answer["likely"] else None
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
+        """The upper end of that range."""
+        return answer["likely"][1] if answer["likely"] else None
+
+    @extend_schema_field(AnotherWay(many=True))
+    def get_sooner(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """Each found by the planner."""
+        return list(AnotherWay([another_way(other) for other in answer["sooner"]], many=True).data)
+
+
+class SecondsWish(Strict):
+    seconds = count_field(1)
+
+
+class OpenShape(Ser):
+    url = serializers.CharField(help_text="Opens the notebook once, within a minute.")
+
+
+class LogQuery(Strict):
+    offset = serializers.IntegerField(min_value=0, max_value=2**53, default=0, help_text="in bytes")
+    attempt = count_field(1, required=False, help_text="the last one unless given")
+    rank = count_field(0, required=False, default=0)
+
+
+class LogShape(Ser):
+    text = serializers.CharField(allow_blank=True)
+    next_offset = serializers.IntegerField(help_text="where to go on")
+    ended = serializers.BooleanField(help_text="nothing more will come")
 
 
 class BlockerShape(Ser):
@@ -596,6 +646,11 @@ class WhyShape(Ser):
     sentence = serializers.CharField()
     position = serializers.IntegerField(allow_null=True)
     expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.DateTimeField(allow_null=True, help_text="null while too little is known of past starts")
+    likely_by = serializers.DateTimeField(allow_null=True, help_text="the upper end of the range; never a guarantee")
+    past_starts = PastStartsShape(help_text="how good the expected starts of its pool were")
+    ahead = AheadShape(many=True, help_text="those that wait, too, have their turn first and that you may see; the nearest 10")
+    ahead_more = serializers.IntegerField(help_text="how many others have their turn first")
     blockers = BlockerShape(many=True, help_text="those that you may see")
     hidden_blockers = serializers.IntegerField(help_text="how many more there are")
     decisions = DecisionShape(many=True, help_text="newest first, at most 20")
@@ -870,6 +925,11 @@ class QuotaShape(Ser):
     model = serializers.CharField()
     guaranteed_gpus = serializers.SerializerMethodField()
     borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
+    gpu_hours = serializers.IntegerField(allow_null=True, help_text="worth of the guarantee in a period; null: no end")
+    period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
+    gpu_hours_used = serializers.FloatField(help_text="in the period, counted every minute; 0 without gpu_hours")
+    used_up = serializers.BooleanField(source="hours_used_up")
     updated_at = serializers.DateTimeField()
 
     def get_guaranteed_gpus(self, quota: Quota) -> float:
@@ -893,6 +953,9 @@ class QuotaWish(Strict):
     model = serializers.CharField(max_length=60)
     guaranteed_gpus = count_field(0)
     borrow_limit_gpus = count_field(0, required=False, allow_null=True)
+    gpu_hours = count_field(1, required=False, allow_null=True, help_text="worth of the guarantee in a period")
+    period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
@@ -925,11 +988,6 @@ class ChargeQuery(PageQuery):
     month = serializers.RegexField(r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03")
     team = slug_field(required=False)
     bucket = serializers.ChoiceField(choices=Bucket.values, required=False)
-    gpu_hours = serializers.IntegerField(allow_null=True, help_text="worth of the guarantee in a period; null: no end")
-    period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
-    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
-    gpu_hours_used = serializers.FloatField(help_text="in the period, counted every minute; 0 without gpu_hours")
-    used_up = serializers.BooleanField(source="hours_used_up")
 
 
 class ChargeShape(Ser):
@@ -953,9 +1011,6 @@ class ChargeShape(Ser):
     def get_gpu_hours(self, charge: Charge) -> float:
         """Slot-seconds as GPU-hours."""
         return round(charge.slot_seconds / SLOTS_PER_GPU / 3600, 6)
-    gpu_hours = count_field(1, required=False, allow_null=True, help_text="worth of the guarantee in a period")
-    period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
-    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
 
 
 class StatementShape(Ser):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, fleet, money, own, volumes, work
+from portal.api import calendar, explain, fleet, money, own, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -18,6 +18,7 @@ urlpatterns = [
     path("audit/", own.Audit.as_view()),
     path("pools/", fleet.Pools.as_view()),
     path("pools/<slug:slug>/", fleet.OnePool.as_view()),
+    path("pools/<slug:slug>/fairness/", explain.Fairness.as_view()),
     path("hosts/", fleet.Hosts.as_view()),
     path("hosts/<str:name>/", fleet.OneHost.as_view()),
     path("hosts/<str:name>/drain-effect/", fleet.DrainEffect.as_view()),
@@ -33,7 +34,9 @@ urlpatterns = [
     path("environments/", volumes.Environments.as_view()),
     path("workloads/", work.Workloads.as_view()),
     path("workloads/<uuid:id>/", work.OneWorkload.as_view()),
-    path("workloads/<uuid:id>/why/", work.WhyWorkload.as_view()),
+    path("workloads/<uuid:id>/why/", explain.WhyWorkload.as_view()),
+    path("workloads/<uuid:id>/why/<uuid:other>/", explain.WhyThem.as_view()),
+    path("workloads/<uuid:id>/sooner/", explain.Sooner.as_view()),
     path("workloads/<uuid:id>/logs/", work.WorkloadLogs.as_view()),
     path("workloads/<uuid:id>/cancel/", work.CancelWorkload.as_view()),
     path("workloads/<uuid:id>/extend/", work.ExtendWorkload.as_view()),

@@ -146,31 +146,6 @@ class OneWorkload(View):
         return self.one(find(_rows(self), public_id=id), shapes.WorkloadDetail)
 
 
-class WhyWorkload(View):
-    @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
-    def get(self, request: Request, id: UUID) -> Response:
-        """Why it waits, or why it started or was told to go: in words, and what is before it."""
-        workload = find(_rows(self), public_id=id)
-        visible = policy.visible_workloads(self.actor).select_related("owner")
-        blockers = list(visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk"))
-        open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
-        ended = workload.state == WorkloadState.ENDED
-        code = workload.outcome if ended else workload.reason_code
-        numbers = workload.outcome_numbers if ended else workload.reason_numbers
-        answer = {
-            "state": workload.state,
-            "code": code,
-            "numbers": numbers,
-            "sentence": wording.reason(code, numbers, self.actor),
-            "position": workload.position,
-            "expected_start": workload.expected_start,
-            "blockers": blockers,
-            "hidden_blockers": open_ - len(blockers),
-            "decisions": list(workload.decisions.order_by("-at", "-pk")[:20]),
-        }
-        return self.one(answer, shapes.WhyShape)
-
-
 class WorkloadLogs(View):
     @extend_schema(operation_id="workloads_logs", parameters=[shapes.LogQuery], responses=shapes.LogShape)
     def get(self, request: Request, id: UUID) -> Response:

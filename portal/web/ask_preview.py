@@ -19,6 +19,7 @@ from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
 from portal.web.home_cards import count_of
 from scheduler import selectors as engine
+from scheduler.core.explain import Alternative
 from scheduler.core.model import WHOLE
 from scheduler.models import Pool
 from scheduler.one_answer import one_answer
@@ -187,6 +188,9 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "fits": answer["starts_now"],
         "starts_now": answer["starts_now"],
         "expected_start": answer["expected_start"],
+        "likely": wording.likely_start(answer["expected_start"], answer["likely"], now),
+        "record": wording.past_starts(answer["past_starts"]) if answer["past_starts"] else "",
+        "sooner": [_another_way(other, now) for other in answer["sooner"]],
         "reason": wording.reason(answer["code"], answer["numbers"], user),
         "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
@@ -196,6 +200,12 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     if not answer["starts_now"] and answer["expected_start"] is None:
         context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
     return context
+
+
+def _another_way(other: Alternative, now: datetime) -> dict[str, Any]:
+    start = None if other.expected_start is None else datetime.fromtimestamp(other.expected_start, UTC)
+    starts = wording.likely_start(start, None, now)
+    return {"label": wording.another_way(other), "now": other.starts_now, "starts": starts}
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from portal.web.ask_forms import uuid_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import csv_answer, page_of
 from scheduler.core.explain import Alternative, Changed
-from scheduler.core.model import WHOLE
 from scheduler.models import Workload, WorkloadKind
 from scheduler.states import WorkloadState
 
@@ -312,15 +311,7 @@ def _blocker(waiting: Workload, blocker: reads.Blocker, user: User, now: datetim
 
 def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[str, Any]:
     ask = other.ask
-    models = " or ".join(gpu_model(model) for model in ask.models) or "any GPU"
-    unit = models if ask.profile == WHOLE else f"{ask.profile} of {models}"
-    label = f"{ask.hosts} hosts × {ask.units} {unit}" if ask.hosts > 1 else f"{ask.units} × {unit}"
-    ways = {
-        Changed.RUNTIME: f"at most {duration(other.max_runtime_seconds)}",
-        Changed.PREEMPTIBLE: "if it may be preempted",
-        Changed.PRIORITY: f"with {wording.PRIORITY_WORDS[int(other.priority)]} priority",
-    }
-    label = ", ".join([label, *(ways[changed] for changed in other.changed if changed in ways)])
+    label = wording.another_way(other)
     starts = "now"
     if not other.starts_now and other.expected_start is not None:
         local = timezone.localtime(datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone()))

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 
-from scheduler import one_answer, selectors, snapshot
+from scheduler import estimates, one_answer, selectors, snapshot
 from scheduler.core import explain, model
 from scheduler.core.reasons import Code
 from scheduler.dependencies import After, awaited
@@ -21,9 +21,10 @@ def preview_workload(
 ) -> dict[str, Any]:  # fmt: skip
     """What the next cycle would say to this workload if it were queued now.
 
-    ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None),
-    ``borrowed_slots``, ``predicted_seconds`` (how long it would run), ``quota_effect`` (see ``selectors.quota_effect``).
-    ``columns`` are those of ``queue_workload``; what the plan does not ask for is ignored.
+    ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None), ``likely`` (from
+    when and by when, or None), ``past_starts`` (the pool's record, None when it starts now), ``sooner``
+    (``explain.Alternative``), ``borrowed_slots``, ``predicted_seconds`` (how long it would run), ``quota_effect`` (see
+    ``selectors.quota_effect``). ``columns`` are those of ``queue_workload``; what the plan does not ask for is ignored.
     """
     taken = one_answer.take([pool.pk], now)
     budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
@@ -54,11 +55,17 @@ def preview_workload(
     )  # fmt: skip
     answer = explain.preview(taken, queued, snapshot.seconds(now))
     effect = selectors.quota_effect(taken, team=project.team_id, pool=pool.pk)
-    said = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
+    said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
+    said |= {"likely": None, "past_starts": None, "sooner": []}
     said["predicted_seconds"] = queued.predicted_seconds
     if isinstance(answer, model.Placement):
         return {**said, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
-    return {**said, "starts_now": False, "expected_start": _moment(answer.expected_start), "borrowed_slots": 0}
+    expected = _moment(answer.expected_start)
+    said["past_starts"] = past = estimates.records([pool.pk], now)[pool.pk]
+    said["likely"] = estimates.range_of(past, expected, now)
+    highest = model.Priority(project.team.highest_priority)
+    said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), highest)
+    return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
 
 
 def _moment(at: int | None) -> datetime | None:

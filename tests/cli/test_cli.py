@@ -35,6 +35,23 @@ def test_signing_in_keeps_the_token_where_only_its_owner_reads_it(
     assert (answer.code, answer.err.count("\n")) == (3, 1)
 
 
+def _explained(gpupool: Gpupool, short: str, world: World) -> None:
+    """Ways to start sooner, the range of its start, why another one, who gets how much."""
+    soon = gpupool("why", short, "--sooner")
+    assert soon.code == 0 and ("sooner:" in soon.out or "Nothing that was tried" in soon.out)
+    made = gpupool("job", "run", "--gpus", "1", "--model", H100, "--pool", "shared", "--name", "other", "--", "true")
+    assert made.code == 0, made.err
+    other = Workload.objects.get(name="other")
+    said = gpupool("why", short, "--them", "other")
+    assert said.code == 0 and "other and not python:" in said.out and "Without other, python" in said.out
+    assert json.loads(gpupool("why", short, "--them", "other", "--json").out)["rule"]
+    other.delete()
+    table = gpupool("queue", "--fairness", "--pool", "shared").out
+    assert all(team.team.slug in table for team in world.teams)
+    assert set(json.loads(gpupool("queue", "--fairness", "--json").out)) == {"shared", "vision-only"}
+    assert gpupool("queue", "--fairness", "--pool", "none").code == 4
+
+
 def test_a_wrong_token_or_address_is_not_kept(gpupool: Gpupool, live_server: Any) -> None:
     assert gpupool("login", "--url", live_server.url, "--token", "gpp_wrong").code == 3
     assert gpupool("login", "--url", live_server.url, "--token", "gpp_\u202e").code in (3, 5)
@@ -68,6 +85,7 @@ def test_a_job_is_run_explained_extended_and_cancelled(gpupool: Gpupool, sign_in
     short = str(workload.public_id)[:8]
     assert "python" in gpupool("queue").out
     assert "python is queued" in gpupool("why", short).out
+    _explained(gpupool, short, served_world)
     assert gpupool("extend", "python", "--by", "1h").code == 0
     cancelled = gpupool("cancel", short, "--json")
     assert json.loads(cancelled.out)["outcome"] == "cancelled"

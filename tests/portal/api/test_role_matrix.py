@@ -55,6 +55,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "audit/"): ({}, ALL),
     ("GET", "pools/"): ({}, ALL),
     ("GET", "pools/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "pools/{slug}/fairness/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/"): ({}, ALL),
     ("POST", "hosts/"): ({"pool": "shared", "name": "new"}, OPERATORS_MAKE),
     ("GET", "hosts/{name}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
@@ -72,6 +73,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "workloads/"): ({}, ALL),
     ("GET", "workloads/{id}/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
+    ("GET", "workloads/{id}/why/{other}/"): ({}, (400, 400, 400, 404, 404, 400, 404, 400)),  # it does not wait
+    ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
     ("POST", "workloads/{id}/cancel/"): ({}, CHANGE),
     ("POST", "workloads/{id}/extend/"): ({"seconds": 60}, CHANGE),
@@ -197,7 +200,7 @@ def _address(template: str, named: dict[str, str]) -> str:
     if "{" not in rest:
         return template
     start, end = template.index("{"), template.index("}")
-    return template[:start] + named[kind] + template[end + 1 :]
+    return template[:start] + named[kind] + template[end + 1 :].replace("{other}", named[kind])
 
 
 def test_the_table_lists_every_endpoint() -> None:

@@ -1,0 +1,94 @@
+"""Endpoints that explain: why one waits, why them and not me, what would start sooner, who gets how much."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy, wording
+from portal.api import shapes
+from portal.api.base import View, find
+from portal.errors import Invalid
+from portal.selectors import queue, starts
+from portal.selectors.work import RELATED
+from scheduler.models import Workload
+from scheduler.states import WorkloadState
+
+
+def _workload(view: View, id: UUID) -> Workload:
+    return find(policy.visible_workloads(view.actor).select_related(*RELATED), public_id=id)
+
+
+class WhyWorkload(View):
+    @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """Why it waits, or why it started or was told to go: in words, and what is before it."""
+        workload, now = _workload(self, id), self.now
+        visible = policy.visible_workloads(self.actor).select_related("owner")
+        blockers = list(visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk"))
+        open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
+        ended = workload.state == WorkloadState.ENDED
+        code = workload.outcome if ended else workload.reason_code
+        numbers = workload.outcome_numbers if ended else workload.reason_numbers
+        ahead, more = queue.ahead(workload, self.actor, now)
+        told = starts.of_pools([workload.pool_id], now)
+        likely = told.likely(workload)
+        answer = {
+            "state": workload.state,
+            "code": code,
+            "numbers": numbers,
+            "sentence": wording.reason(code, numbers, self.actor),
+            "position": workload.position,
+            "expected_start": workload.expected_start,
+            "likely_from": likely[0] if likely else None,
+            "likely_by": likely[1] if likely else None,
+            "past_starts": told.past(workload.pool_id),
+            "ahead": ahead,
+            "ahead_more": more,
+            "blockers": blockers,
+            "hidden_blockers": open_ - len(blockers),
+            "decisions": list(workload.decisions.order_by("-at", "-pk")[:20]),
+        }
+        return self.one(answer, shapes.WhyShape)
+
+
+class WhyThem(View):
+    @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
+    def get(self, request: Request, id: UUID, other: UUID) -> Response:
+        """Why another workload, which waits or runs in the same pool, goes first: the rule that decides, with its numbers."""
+        mine, theirs = _workload(self, id), _workload(self, other)
+        found = queue.why_them(mine, theirs, self.now)
+        if found is None:
+            what = f"other is {theirs.name}; allowed: one that waits or runs in the pool in which {mine.name} waits."
+            raise Invalid({"other": what}, {"other": str(theirs.public_id)})
+        answer = {
+            "rule": found.rule,
+            "numbers": found.numbers,
+            "sentence": wording.why_first(found.rule, found.numbers),
+            "without": {
+                "starts_now": found.without_starts,
+                "code": found.without_code,
+                "numbers": found.without_numbers,
+                "sentence": wording.reason(found.without_code, found.without_numbers, self.actor),
+            },
+        }
+        return self.one(answer, shapes.WhyThemShape)
+
+
+class Sooner(View):
+    @extend_schema(operation_id="workloads_sooner", responses=shapes.AnotherWay(many=True))
+    def get(self, request: Request, id: UUID) -> Response:
+        """Other ways to ask that would start a waiting workload sooner, each found by the planner; the best first."""
+        found = queue.sooner(_workload(self, id), self.now)
+        return Response(shapes.AnotherWay([shapes.another_way(other) for other in found], many=True).data)
+
+
+class Fairness(View):
+    @extend_schema(operation_id="pools_fairness", responses=shapes.FairnessShape(many=True))
+    def get(self, request: Request, slug: str) -> Response:
+        """Why does that team get more? What each team of a pool is guaranteed, holds, borrows and used, the least used first."""
+        pool = find(policy.visible_pools(self.actor), slug=slug)
+        return Response(shapes.FairnessShape(queue.fairness(pool, (), self.now), many=True).data)
