@@ -153,21 +153,40 @@ def _condition(host: HostStates, gpu_repair: str) -> Condition:
     return Condition.WELL
 
 
+class RateCard:
+    """What GPUs cost and are charged from which moment on. A pool's own price stands before the one for every pool."""
+
+    def __init__(self, prices: Iterable[Price]) -> None:
+        """``prices`` in order of time."""
+        self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
+        for price in prices:
+            self._own[price.pool_id, price.model].append(price)
+
+    def rates(self, pool: int, model: str) -> tuple[Rate, ...]:
+        """The lines for a model of a pool, in order of time."""
+        general, special = self._own.get((None, model), []), self._own.get((pool, model), [])
+        first_special = special[0].valid_from if special else None
+        before = [price for price in general if first_special is None or price.valid_from < first_special]
+        return tuple(
+            Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
+            for price in (*before, *special)
+        )
+
+    def at(self, pool: int, model: str, now: datetime) -> Rate | None:
+        """The line in force at a moment; None before the first."""
+        return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
+
+
+def rate_card(models: Collection[str] | None = None) -> RateCard:
+    """The rate card of these models (None: all), in one query."""
+    prices = Price.objects.order_by("valid_from", "id")
+    return RateCard(prices if models is None else prices.filter(model__in=models))
+
+
 def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
-    """The rate card of each (pool id, model) in order of time. A pool's own price stands before the one for every pool."""
-    own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
-    for price in Price.objects.filter(model__in={model for _, model in wanted}).order_by("valid_from", "id"):
-        own[price.pool_id, price.model].append(price)
-    return {(pool, model): _rates(own[None, model], own[pool, model]) for pool, model in wanted}
-
-
-def _rates(general: list[Price], special: list[Price]) -> tuple[Rate, ...]:
-    first_special = special[0].valid_from if special else None
-    before = [price for price in general if first_special is None or price.valid_from < first_special]
-    return tuple(
-        Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
-        for price in (*before, *special)
-    )
+    """The rate card of each (pool id, model), in order of time."""
+    card = rate_card({model for _, model in wanted})
+    return {(pool, model): card.rates(pool, model) for pool, model in wanted}
 
 
 def last_boundary(gpu: GpuFacts, start: datetime, end: datetime) -> datetime | None:

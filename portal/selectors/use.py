@@ -11,11 +11,10 @@ from typing import Any
 from django.db.models import Count, F, Max, Min, Q, Sum
 from django.db.models.functions import Trunc
 
-from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, Team
 from telemetry import selectors as telemetry
 from telemetry.core.money import rounded
-from telemetry.models import Charge, Price, Rollup
+from telemetry.models import Charge, Rollup
 
 BACK = timedelta(hours=2)
 STEP = timedelta(minutes=2)
@@ -30,25 +29,8 @@ class Use:
     sm_active: float | None = None
 
 
-class Prices:
-    """The rate card in force at one moment."""
-
-    def __init__(self, rows: Iterable[Price]) -> None:
-        self._newest: dict[tuple[int | None, str], Price] = {}
-        for row in rows:
-            known = self._newest.get((row.pool_id, row.model))
-            if known is None or known.valid_from < row.valid_from:
-                self._newest[row.pool_id, row.model] = row
-
-    def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
-        """What an hour of ``slots`` of a model is charged; a pool's own price goes before the one for every pool."""
-        row = self._newest.get((pool, model)) or self._newest.get((None, model))
-        return None if row is None else row.price_per_gpu_hour * slots / SLOTS_PER_GPU
-
-
-def prices(now: datetime) -> Prices:
-    """The rate card of this moment, in one query."""
-    return Prices(Price.objects.filter(valid_from__lte=now))
+Prices = telemetry.PricesNow
+prices = telemetry.prices_now
 
 
 def sum_of(amounts: Iterable[Decimal | None]) -> Decimal | None:

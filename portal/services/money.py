@@ -179,7 +179,8 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
 
 def price_of(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
     """What a GPU-hour is charged now: the dearest of these models, since any may be given. None when one has no price."""
-    prices = [selectors.price_now(pool.pk, model, now) for model in models]
+    card = selectors.prices_now(now)
+    prices = [card.of(pool.pk, model) for model in models]
     return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 

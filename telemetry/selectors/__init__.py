@@ -10,11 +10,12 @@ from telemetry.selectors.money import (
     BudgetView,
     ChargeGroup,
     ChargeTable,
+    PricesNow,
     budget_left,
     charge_lines,
     charges_by,
     forecast,
-    price_now,
+    prices_now,
 )
 from telemetry.selectors.reads import Reads
 from telemetry.selectors.scope import DIMENSIONS, Filters, Freshness, freshness
@@ -46,6 +47,7 @@ __all__ = [
     "GroupUse",
     "LiveUnit",
     "PoolingSaving",
+    "PricesNow",
     "Reads",
     "Series",
     "Step",
@@ -60,7 +62,7 @@ __all__ = [
     "freshness",
     "live",
     "pooling_saving",
-    "price_now",
+    "prices_now",
     "rhythm",
     "use_by",
     "use_over_time",

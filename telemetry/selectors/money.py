@@ -12,8 +12,9 @@ from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Coalesce
 
 from telemetry.budgets import forecast_of
+from telemetry.core.charging import SLOTS_PER_GPU
 from telemetry.core.money import CENT, ZERO, round_parts, rounded
-from telemetry.facts import load_rates
+from telemetry.facts import RateCard, rate_card
 from telemetry.models import Bucket, Budget, Charge
 from telemetry.months import month_of
 from telemetry.selectors.scope import gpu_hours
@@ -174,13 +175,25 @@ def _coverage(covered: float | None, held: float) -> float | None:
     return min(1.0, covered / held) if covered is not None and held and held > 0 else None
 
 
-def price_now(pool: int, model: str, now: datetime) -> Decimal | None:
-    """What one GPU-hour of a model is charged in a pool now; None when it has no price."""
-    price = None
-    for rate in load_rates({(pool, model)})[pool, model]:
-        if rate.since <= now:
-            price = rate.price
-    return price
+class PricesNow:
+    """What is charged at one moment: the rate card that charges are made by, too."""
+
+    def __init__(self, card: RateCard, now: datetime) -> None:
+        self._card, self._now = card, now
+        self._known: dict[tuple[int, str], Decimal | None] = {}
+
+    def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
+        """What an hour of ``slots`` of a model is charged in a pool; None when it has no price."""
+        if (pool, model) not in self._known:
+            rate = self._card.at(pool, model, self._now)
+            self._known[pool, model] = None if rate is None else rate.price
+        price = self._known[pool, model]
+        return None if price is None else price * slots / SLOTS_PER_GPU
+
+
+def prices_now(now: datetime) -> PricesNow:
+    """The rate card in force, in one query."""
+    return PricesNow(rate_card(), now)
 
 
 def budget_left(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> BudgetView | None:

@@ -14,7 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from scheduler.models import Allocation, Run, Workload
 from telemetry import selectors
 from telemetry.charges import charge
-from telemetry.models import Budget, Rollup, Sample
+from telemetry.core.charging import SLOTS_PER_GPU
+from telemetry.facts import load_rates
+from telemetry.models import Budget, Price, Rollup, Sample
 from telemetry.selectors import Filters
 from tests.telemetry.rows import at, hold, host_state, reservation, workload
 from tests.world import H100, World, units_of
@@ -210,8 +212,26 @@ def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World
 
 
 def test_the_price_in_force_is_the_newest_one_that_has_begun(rates: World) -> None:
-    assert selectors.price_now(rates.shared.pk, H100, at(9)) == Decimal("2.40")
-    assert selectors.price_now(rates.shared.pk, "B300", at(9)) is None
+    card = selectors.prices_now(at(9))
+    assert card.of(rates.shared.pk, H100) == Decimal("2.40")
+    assert card.of(rates.shared.pk, H100, SLOTS_PER_GPU // 4) == Decimal("0.60")
+    assert card.of(rates.shared.pk, "B300") is None
+
+
+def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None:
+    """A pool's own price holds from its first day on, whatever is said later for every pool; before the first there is none."""
+    shared, static = world.shared, world.static
+    for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
+        Price.objects.create(
+            pool=pool, model=H100, cost_per_gpu_hour=1, price_per_gpu_hour=price, valid_from=at(hour), created_at=at(1)
+        )
+    told = {
+        hour: (selectors.prices_now(at(hour)).of(shared.pk, H100), selectors.prices_now(at(hour)).of(static.pk, H100))
+        for hour in (7, 8, 11, 13, 15)
+    }
+    assert told == {7: (None, None), 8: (1, 1), 11: (2, 1), 13: (2, 3), 15: (4, 3)}
+    charged = load_rates({(shared.pk, H100)})[shared.pk, H100]
+    assert [(rate.since.hour, rate.price) for rate in charged] == [(8, 1), (10, 2), (14, 4)]
 
 
 def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> None:
