@@ -173,7 +173,7 @@ def _learned(came: Iterable[Need]) -> Mix:
 def make(policy: str, nodes: Nodes, mix: Mix, seed: int) -> Policy:
     """A policy of POLICIES over these nodes."""
     if policy == "random":
-        return RandomPlace(nodes, mix, seed)
+        return RandomPlace(nodes, mix, random.Random(seed).randrange)
     return {"bestfit": BestFit, "fgd": Fgd, "ours": BatchFill}[policy](nodes, mix)
 
 

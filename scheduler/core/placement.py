@@ -13,14 +13,13 @@ Random, BestFit and FGD (USENIX ATC'23) stand beside it over the same fit, for c
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler.core.scarcity import FINE, Prices
-from scheduler.core.waste import AMPLE, BATCHES, MILLI, SEED, Ints, Mask, Mix, Need, Waste, even_out, fits
+from scheduler.core.waste import AMPLE, BATCHES, MILLI, Ints, Mask, Mix, Need, Waste, even_out, fits
 
 REFRESH = 16  # asks between two looks at the prices
 NEVER_CHOSEN = -(1 << 60)
@@ -103,18 +102,18 @@ class Policy:
 
 
 class RandomPlace(Policy):
-    """Any node that fits, any GPU of it that fits; the same for the same seed."""
+    """Any node that fits, any GPU of it that fits. ``draw(n)`` gives a number below n."""
 
-    def __init__(self, nodes: Nodes, mix: Mix, seed: int = SEED) -> None:
+    def __init__(self, nodes: Nodes, mix: Mix, draw: Callable[[int], int]) -> None:
         super().__init__(nodes, mix)
-        self.dice = random.Random(seed)
+        self.draw = draw
 
     def best(self, need: Need, candidates: Ints) -> Choice:
-        node = int(candidates[self.dice.randrange(len(candidates))])
+        node = int(candidates[self.draw(len(candidates))])
         if need.whole or not need.gpus:
             return Choice(node)
         gpus = np.flatnonzero(self.nodes.gpu[node] >= need.milli)
-        return Choice(node, int(gpus[self.dice.randrange(len(gpus))]))
+        return Choice(node, int(gpus[self.draw(len(gpus))]))
 
 
 class BestFit(Policy):

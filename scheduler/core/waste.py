@@ -8,7 +8,6 @@ machines find the same; the seed of the draws is a constant of the rule.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +22,10 @@ Mask = npt.NDArray[np.bool_]
 MILLI = 1000  # thousandths in a whole GPU
 ANY = -1  # every class serves
 SEED = 20_230_710
+STEP, MIXING = (
+    0x9E3779B97F4A7C15,
+    ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)),
+)  # splitmix64 (Steele et al. 2014)
 BATCHES, BATCH = 32, 64
 NEEDS_KNOWN = 512  # the commonest needs make a mix; the rest are too rare to matter
 OFFERED_AT_LEAST, OFFERED_TIMES = 16, 4  # a batch ends after so many asks and so many times the node's idle GPU
@@ -74,7 +77,7 @@ class Mix:
     def batches(self, count: int) -> Ints:
         """``count`` batches of BATCH asks each, as indices into ``needs``; the same for the same mix, always."""
         steps = np.cumsum(np.array(self.weights, dtype=np.int64))
-        points = np.array([int(u * int(steps[-1])) for u in _uniform(count * BATCH)], dtype=np.int64)
+        points = np.array([drawn * int(steps[-1]) >> 64 for drawn in _spread(count * BATCH)], dtype=np.int64)
         return np.searchsorted(steps, points, side="right").reshape(count, BATCH).astype(np.int64)
 
 
@@ -94,9 +97,16 @@ def _rounded(weight: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def _uniform(count: int) -> tuple[float, ...]:
-    dice = random.Random(SEED)
-    return tuple(dice.random() for _ in range(count))
+def _spread(count: int) -> tuple[int, ...]:
+    """``count`` whole numbers below 2^64 without a pattern, always the same: steps of an odd number, their bits mixed."""
+    state, found = SEED, []
+    for _ in range(count):
+        state = (state + STEP) % 2**64
+        mixed = state
+        for shift, factor in MIXING:
+            mixed = (mixed ^ mixed >> shift) * factor % 2**64
+        found.append(mixed ^ mixed >> 31)
+    return tuple(found)
 
 
 def fits(need: Need, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:

@@ -233,10 +233,11 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
     board = Board(snapshot, snapshot.pools[0], NOW)
     nodes = Nodes([AMPLE] * len(sizes), [AMPLE] * len(sizes), sizes, [("A100", GPU).index(model) for model in model_of])
     measured = BatchFill(nodes, fit.ranking(board, "").mix)
-    for queued_ask in queued:
-        ask = queued_ask.ask
+    on = {unit.id: unit.host for unit in units}
+    planned = {p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements}
+    for number, ask in enumerate(asks, start=1):
         place = measured.choose(Need(ask.units, MILLI, 0, 0, 1 << ("A100", GPU).index(ask.models[0])))
         assert place is not None
-        assert hosts_of(snapshot, queued_ask.id) == [place.node + 1], ask
+        assert planned[number] == [place.node + 1], ask
         nodes.take(place.node, Need(ask.units, MILLI, 0, 0), 0)
         measured.took(place.node)
