@@ -20,13 +20,10 @@ from scheduler import engine, leadership, services, snapshot
 from scheduler.core.planner import plan
 from scheduler.core.warm import in_order
 from scheduler.models import (
-    BudgetGate,
-    DecayedUse,
     Gpu,
     Host,
     MaintenanceWindow,
     Pool,
-    Quota,
     Reservation,
     Team,
     Unit,
@@ -388,16 +385,14 @@ def _feed_rows() -> int:
 
 
 # What the reader asks of a table has to be watched, or a change of it would go by unseen until the next check.
-WATCHED = {
-    "scheduler_workload": Workload, "scheduler_reservation": Reservation, "scheduler_host": Host, "scheduler_gpu": Gpu,
-    "scheduler_unit": Unit, "scheduler_quota": Quota, "scheduler_maintenancewindow": MaintenanceWindow,
-    "scheduler_budgetgate": BudgetGate, "scheduler_pool": Pool, "scheduler_team": Team, "scheduler_decayeduse": DecayedUse,
-}  # fmt: skip
 READ_BY_NAME = {
     "scheduler_workload": {
         c for c in (*snapshot.RUNNING_COLUMNS, *snapshot.QUEUED_COLUMNS) if "__" not in c and c != "pk"
     },
     "scheduler_host": {c for c in snapshot.HOST_COLUMNS if c != "pk"},
+    "scheduler_quota": set(snapshot.QUOTA_COLUMNS),
+    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.UNITS)) - {"id"},
+    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.UNITS)) - {"id"},
     "scheduler_reservation": {
         *snapshot.ASK_COLUMNS,
         "state",
