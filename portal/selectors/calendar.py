@@ -213,7 +213,9 @@ class _Reader:
     def _pending(self) -> None:
         """What waits for approval and holds nothing; only what the viewer may see of it."""
         rows = policy.visible_submissions(self.user).filter(
-            kind=Submission.Kind.RESERVATION, state=SubmissionState.WAITING, pool__in=self.pools
+            kind__in=(Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE),
+            state=SubmissionState.WAITING,
+            pool__in=self.pools,
         )
         for submission in self._of_team(rows, "team__slug").select_related("team").order_by("created_at", "pk"):
             payload = submission.payload

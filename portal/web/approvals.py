@@ -27,6 +27,8 @@ from scheduler.models import Pool, Quota, Team
 KINDS = (
     ("", "All"),
     (Submission.Kind.RESERVATION.value, "Reservations"),
+    (Submission.Kind.SERIES.value, "Recurring"),
+    (Submission.Kind.WINDOW_CHANGE.value, "Other windows"),
     (Submission.Kind.QUOTA_CHANGE.value, "Quotas"),
     (Submission.Kind.MEMBERSHIP.value, "Members"),
 )

@@ -26,6 +26,7 @@ from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
 
 MOST_CARDS = 12
+WITH_A_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 MOST_ENDED = 8
 
 
@@ -263,7 +264,7 @@ def _reservation_ahead(reservation: Reservation) -> dict[str, Any]:
 
 
 def _submission_ahead(submission: Submission) -> dict[str, Any] | None:
-    if submission.kind != Submission.Kind.RESERVATION:
+    if submission.kind not in WITH_A_WINDOW:
         return None
     payload = submission.payload
     return {

@@ -29,7 +29,10 @@ class Gates:
         if impossible is not None:
             return Refusal(queued.id, *impossible)
         used_up = self._hours_used_up(queued)
-        return None if used_up is None else Refusal(queued.id, *used_up, None, dict(used_up[1])["until"])
+        if used_up is None:
+            return None
+        # They are counted once a minute, so the new period's count may be a little late.
+        return Refusal(queued.id, *used_up, None, max(dict(used_up[1])["until"], self.board.now + 1))
 
     def _gate(self, queued: Queued) -> tuple[str, Numbers, int | None] | None:
         now = self.board.now

@@ -148,7 +148,12 @@ class Scenario:
             guaranteed = dict.fromkeys(models, guaranteed)
         limit = row.get("borrows")
         slots = None if limit is None else limit * SLOTS_PER_GPU
-        return [Quota(self.teams[name], 1, model, n * SLOTS_PER_GPU, slots) for model, n in guaranteed.items()]
+        until, hours = row.get("hours_used_up_until"), row.get("gpu_hours", 0)
+        used_up = None if until is None else at(until)
+        return [
+            Quota(self.teams[name], 1, model, n * SLOTS_PER_GPU if used_up is None else 0, slots, used_up, hours)
+            for model, n in guaranteed.items()
+        ]
 
     def _ask(self, row: dict[str, Any]) -> Ask:
         return Ask(
@@ -160,6 +165,8 @@ class Scenario:
             min_compute_capability=row.pop("min_compute_capability", 0),
             nvlink=row.pop("nvlink", False),
             labels=frozenset(row.pop("labels", {}).items()),
+            labels_preferred=frozenset(row.pop("prefers", {}).items()),
+            spread=row.pop("spread", False),
             cpu_milli=row.pop("cpus", 0) * 1000,
             memory_mib=row.pop("memory_gib", 0) * 1024,
         )

@@ -228,6 +228,8 @@ class PoolMaker:
             min_compute_capability=89 if choose.rarely(12) else 0,
             nvlink=choose.rarely(10),
             labels=frozenset({("rack", "r1")}) if choose.rarely(10) else NO_LABELS,
+            labels_preferred=frozenset({("rack", "r2")}) if choose.rarely(10) else NO_LABELS,
+            spread=choose.rarely(10),
             cpu_milli=choose.one_of(0, 8_000),
             memory_mib=choose.one_of(0, 64_000),
         )
@@ -384,5 +386,8 @@ class PoolMaker:
                     continue
                 left -= guaranteed
                 limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
-                found.append(Quota(team, self.pool, model, guaranteed, limit))
+                if choose.rarely(12):  # its GPU-hours of the period are used up
+                    found.append(Quota(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500))
+                else:
+                    found.append(Quota(team, self.pool, model, guaranteed, limit))
         return found

@@ -20,7 +20,12 @@ FOR_EVER = {  # until somebody changes something: no start can be expected
     Code.RESERVATION_OVER,
     Code.RESERVATION_NOT_YOURS,
 }
-DATED = {Code.BACKING_OFF, Code.RESERVATION_NOT_STARTED, Code.WAITS_FOR_EVICTION}  # its end is known
+DATED = {  # its end is known
+    Code.BACKING_OFF,
+    Code.RESERVATION_NOT_STARTED,
+    Code.WAITS_FOR_EVICTION,
+    Code.GPU_HOURS_USED_UP,
+}
 TURN_COMES = {
     Code.WAITS_FOR_UNITS,
     Code.WAITS_FOR_EVICTION,
@@ -190,6 +195,14 @@ def _over_user_cap(facts: Facts, queued: Queued, numbers: dict[str, object]) -> 
     return cap is not None and isinstance(held, int) and isinstance(need, int) and held + need > cap
 
 
+def _gpu_hours_used_up(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    """Of every model it accepts and has a quota of they are used up, and it may borrow of none of these."""
+    keys = [(queued.pool, queued.team, model) for model in facts.most_needed(queued)]
+    mine = [facts.quotas[key] for key in keys if key in facts.quotas]
+    lends = queued.preemptible and queued.may_borrow
+    return bool(mine) and all(q.used_up_until is not None and not (lends and q.borrow_limit != 0) for q in mine)
+
+
 def _host_closed(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
     open_ = [u for u in facts.units_by_pool.get(queued.pool, ()) if facts.is_usable(u)]
     return not any(facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True))
@@ -241,6 +254,7 @@ TRUE_WHEN: dict[str, Says] = {
     Code.RESERVATION_NOT_YOURS: _reservation_not_yours,
     Code.OVER_QUOTA: _over_quota,
     Code.OVER_USER_CAP: _over_user_cap,
+    Code.GPU_HOURS_USED_UP: _gpu_hours_used_up,
     Code.HOST_CLOSED: _host_closed,
     Code.HELD_FOR_RESERVATION: _held_for_reservation,
     Code.HELD_FOR_MAINTENANCE: _held_for_maintenance,

@@ -154,7 +154,7 @@ def test_an_array_is_many_jobs_of_which_so_many_run_at_once(world: World) -> Non
     assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {Code.ARRAY_LIMIT}
     end(made.tasks.get(array_index=1), "failed")
     cycle(world)
-    assert sorted(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == [0, 2]
+    assert set(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
 
 
 def test_each_task_knows_its_number(world: World) -> None:

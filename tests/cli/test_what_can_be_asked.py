@@ -1,0 +1,69 @@
+"""What people can ask for, from the command line: recurring and changed reservations, dependencies, arrays, wishes, GPU-hours."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from scheduler.models import JobArray, Reservation, Series, Workload
+from tests.cli.conftest import Gpupool
+from tests.cli.test_cli import SignIn
+from tests.world import H100, World
+
+
+def done(gpupool: Gpupool, line: str) -> str:
+    answer = gpupool(*shlex.split(line))
+    assert answer.code == 0, f"{line}: {answer.err}"
+    return answer.out
+
+
+def test_a_reservation_is_moved_extended_and_shortened(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    made = "reservation create --pool shared --gpus 2 --model H100-80GB --name review --start"
+    done(gpupool, f"{made} 'tomorrow 09:00' --for 8h")
+    row = Reservation.objects.get()
+    assert "review is now" in done(gpupool, "reservation move review --start 'tomorrow 10:00'")
+    done(gpupool, "reservation extend review --by 2h")
+    done(gpupool, "reservation shorten review --by 30m")
+    row.refresh_from_db()
+    assert (row.end - row.start).total_seconds() == 9.5 * 3600
+    assert "Give --by or --end" in gpupool("reservation", "extend", "review").err
+    refused = gpupool("reservation", "extend", "review", "--by", "30d")
+    assert refused.code == 1 and "allowed in Shared" in refused.err
+
+
+def test_a_recurring_reservation_is_made_and_given_up_as_one(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    line = "reservation create --pool shared --gpus 2 --model H100-80GB --start 'tomorrow 09:00' --for 9h --name course"
+    assert "It fits" in done(gpupool, f"{line} --every weekday --weeks 2 --dry-run")
+    assert "times." in done(gpupool, f"{line} --every weekday --weeks 2 --time-zone Europe/Berlin")
+    assert Series.objects.get().time_zone == "Europe/Berlin"
+    count = Reservation.objects.count()
+    assert count in (9, 10)
+    assert f"{count} occurrences are cancelled" in done(gpupool, "reservation cancel-series course")
+    assert gpupool(*shlex.split(f"{line} --every weekday")).code == 2
+
+
+def test_jobs_wait_for_others_and_come_as_arrays(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    run = "job run --pool shared --gpus 1"
+    done(gpupool, f"{run} --model {H100} --model A100-40GB --prefer rack=r1 --spread --name train -- true")
+    train = Workload.objects.get()
+    assert train.models_wanted == [H100, "A100-40GB"] and train.labels_preferred == {"rack": "r1"} and train.spread
+    done(gpupool, f"{run} --after ok:train --wanted-by 'tomorrow 18:00' --name evaluate -- true")
+    assert Workload.objects.get(name="evaluate").waits_for == [train.pk]
+    assert "allowed: ok:ID" in gpupool(*shlex.split(f"{run} --after train -- true")).err
+    done(gpupool, f"{run} --array 0-9%4 --name sweep -- true")
+    assert JobArray.objects.get().tasks.filter(held_back=True).count() == 6
+    assert "sweep" in done(gpupool, "job arrays")
+    assert "10 tasks are cancelled" in done(gpupool, "job cancel-array sweep")
+
+
+def test_a_guarantee_is_asked_for_with_gpu_hours(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.lead)
+    asked = f"quota request --team vision --pool shared --model {H100} --guaranteed-gpus 8"
+    assert "worth 500 GPU-hours a month" in done(gpupool, f"{asked} --gpu-hours 500 --period month")
+    rows = json.loads(done(gpupool, "quota list --json"))
+    assert {row["gpu_hours"] for row in rows} == {None}
