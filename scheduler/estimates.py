@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
-from django.db.models import F, OuterRef, Q, Subquery, Window
+from django.db.models import BooleanField, ExpressionWrapper, F, OuterRef, Q, Subquery, Window
 from django.db.models.functions import RowNumber
 
 from scheduler.core.estimates import LOOKED_AT, PastStarts, StartRange, Told, past_starts
@@ -26,10 +26,11 @@ def records(pools: Collection[int], now: datetime) -> dict[int, PastStarts]:
     overdue = Q(over_at=None, expected_start__lt=now, workload__state=WorkloadState.QUEUED)
     rows = (
         StartEstimate.objects.filter(Q(over_at__isnull=False) | overdue, pool__in=pools)
+        .annotate(is_over=ExpressionWrapper(Q(over_at__isnull=False), BooleanField()))
         .annotate(
             place=Window(
                 RowNumber(),
-                partition_by=[F("pool"), Q(over_at=None)],
+                partition_by=[F("pool"), F("is_over")],
                 order_by=[F("over_at").desc(), F("told_at").desc(), F("pk").desc()],
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -313,10 +313,10 @@ class WorkloadShape(Ser):
         """Asks once per answer for the records of every pool, and not at all where nothing waits."""
         if workload.state != WorkloadState.QUEUED or workload.expected_start is None or "now" not in self.context:
             return None
-        if "starts" not in self.context:
-            pools = Pool.objects.values_list("pk", flat=True)
-            self.context["starts"] = starts.of_pools(pools, self.context["now"])
-        told: Starts = self.context["starts"]
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "starts" not in context:
+            context["starts"] = starts.of_pools(Pool.objects.values_list("pk", flat=True), context["now"])
+        told: Starts = context["starts"]
         return told.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
