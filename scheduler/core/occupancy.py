@@ -111,10 +111,10 @@ class Occupancy:
             )
             self.running, self.units_of = [row for row, _ in both], [mine for _, mine in both]
         at_now = places + np.arange(len(new))
-        for i, mine in zip(at_now.tolist(), units, strict=True):
-            self.contested = self.contested or bool((self.holder[mine] != NOBODY).any())
-            self.holder[mine] = i
-            self.table[SLOTS, i] = self.ground.slots[mine].sum()
+        taken = [u for mine in units for u in mine]
+        self.contested = self.contested or len(set(taken)) < len(taken) or bool((self.holder[taken] != NOBODY).any())
+        self.holder[taken] = np.repeat(at_now, [len(mine) for mine in units])
+        self.table[SLOTS, at_now] = [sum(self.ground.slots_list[u] for u in mine) for mine in units]
         self._account(at_now.tolist(), 1)
 
     def _rename(self, index: Ints) -> None:

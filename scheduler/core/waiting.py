@@ -58,7 +58,8 @@ class Waiting:
         self.latest_start = board.now
         self.behind = 0  # slot-seconds waiting behind the last forecast
         self.forecast: Forecast | None = None
-        self._obstacles: dict[Hashable, Why] = {}
+        self._lacking: dict[Hashable, Why] = {}
+        self._promised: dict[tuple[Hashable, tuple[int, ...]], Why] = {}
         self._possible: dict[int, list[int]] = {}
         self._capacity = int(board.slots[board.usable].sum())
         self._by_end: dict[int, list[int]] = {}
@@ -145,10 +146,7 @@ class Waiting:
         limits = None if allowed else self._limits(queued) or self._behind_own_team(queued)
         if limits is not None:
             return limits
-        key = self._obstacle_key(queued, allowed)
-        if key not in self._obstacles:
-            self._obstacles[key] = self._physical_obstacle(queued, allowed)
-        code, why = self._obstacles[key]
+        code, why = self._physical_obstacle(queued, allowed)
         if code in (Code.WAITS_FOR_UNITS, Code.BEHIND_OTHERS):
             return code, (("ahead", self.position - 1), *why)  # sorted by name as it is: nothing comes before "ahead"
         if code == Code.HELD_FOR_RESERVATION:
@@ -157,14 +155,29 @@ class Waiting:
             return code, numbers(**dict(why), runs=queued.max_runtime_seconds)
         return code, why
 
+    def _physical_obstacle(self, queued: Queued, allowed: list[int]) -> Why:
+        """Units that are not there, or are promised to others. Judged once for all with the same key; what is promised
+        also depends on times, and then what is there is looked at again: units are only taken meanwhile."""
+        key = self._obstacle_key(queued, allowed)
+        known = self._lacking.get(key)
+        if known is not None:
+            return known
+        timed = key, fit.time_class(self.board, queued)
+        if timed not in self._promised:
+            lacking = self._lacks(queued, allowed)
+            if lacking is not None:
+                self._lacking[key] = lacking
+                return lacking
+            self._promised[timed] = self._promised_to_others(queued, allowed)
+        return self._promised[timed]
+
     def _obstacle_key(self, queued: Queued, allowed: list[int]) -> Hashable:
-        """Two asks with the same key have the same things in their way."""
-        times = fit.time_class(self.board, queued)
+        """Two asks with the same key have the same things in their way, but for their times."""
         team = queued.team if self.board.is_shared(queued.ask) else 0
         keeper = queued.id if queued.id in self.board.keepers else 0
         number = self.board.ask_number(queued.ask)
         spare = self.board.policy.spare_slots > 0 and queued.priority is Priority.CRITICAL
-        return number, times, spare, queued.reservation, team, keeper, tuple(allowed)
+        return number, spare, queued.reservation, team, keeper, tuple(allowed)
 
     def _allowed_kinds(self, queued: Queued) -> list[int]:
         """The kinds that its limits let it have: that others lie free is no help to it."""
@@ -250,7 +263,8 @@ class Waiting:
             found = found or why
         return found
 
-    def _physical_obstacle(self, queued: Queued, kinds: list[int]) -> Why:
+    def _lacks(self, queued: Queued, kinds: list[int]) -> Why | None:
+        """What is not there, promised to others or not; None when it is only promised."""
         board, ask = self.board, queued.ask
         fitting = both(board.fitting(ask), np.isin(board.kind, kinds))
         free = int((board.free & fitting).sum())
@@ -263,22 +277,21 @@ class Waiting:
                 reservation=queued.reservation,
             )
         if not any(fits_empty(board, ask, kind, board.usable) for kind in kinds):
-            return self._closed(queued)
-        return self._promised_to_others(queued, free) or (
-            Code.WAITS_FOR_UNITS,
-            numbers(
-                free=free,
-                hosts=ask.hosts,
-                model=board.kinds[kinds[0]].model,
-                need=ask.total_units,
-                units=ask.units,
-            ),
+            return self._closed(queued, kinds)
+        if self._fits_ignoring(queued, kinds, fit.EVERYTHING):
+            return None
+        return Code.WAITS_FOR_UNITS, numbers(
+            free=free,
+            hosts=ask.hosts,
+            model=board.kinds[kinds[0]].model,
+            need=ask.total_units,
+            units=ask.units,
         )
 
-    def _closed(self, queued: Queued) -> Why:
+    def _closed(self, queued: Queued, kinds: list[int]) -> Why:
         """The hosts that could serve it don't take work: by maintenance that has an end, or for another reason."""
         board = self.board
-        for kind in self._allowed_kinds(queued):
+        for kind in kinds:
             if fits_empty(board, queued.ask, kind, board.in_service):
                 now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
                 ends = min(end for _, end in now_on)
@@ -288,20 +301,18 @@ class Waiting:
         unwell = sum(not u.well for u in board.units)
         return Code.HOST_CLOSED, numbers(codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell)
 
-    def _promised_to_others(self, queued: Queued, free: int) -> Why | None:
-        """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help.
-        None when the units are simply not there."""
+    def _promised_to_others(self, queued: Queued, kinds: list[int]) -> Why:
+        """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
         board, need = self.board, queued.ask.total_units
-        if not self._fits_ignoring(queued, fit.EVERYTHING):
-            return None
-        if self._fits_ignoring(queued, fit.NOTHING):  # then it was the spare capacity
+        concerned = both(board.free, np.isin(board.kind, kinds))
+        free = int(concerned.sum())
+        if self._fits_ignoring(queued, kinds, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
-            slots = board.need_slots(queued.ask, self._allowed_kinds(queued)[0])
+            slots = board.need_slots(queued.ask, kinds[0])
             return Code.SPARE_CAPACITY_KEPT, numbers(free=board.free_slots, need=slots, spare=spare)
-        if self._fits_ignoring(queued, frozenset({HOLDS})):
+        if self._fits_ignoring(queued, kinds, frozenset({HOLDS})):
             return Code.BEHIND_OTHERS, numbers(free=free, need=need)
-        concerned = board.free & np.isin(board.kind, self._allowed_kinds(queued))
-        if self._fits_ignoring(queued, frozenset({HOLDS, MAINTENANCE})):
+        if self._fits_ignoring(queued, kinds, frozenset({HOLDS, MAINTENANCE})):
             start = int(board.maintenance_from[concerned].min())
             return Code.HELD_FOR_MAINTENANCE, numbers(free=free, need=need, start=start)
         first = int(np.argmin(np.where(concerned, board.reserved_from, NEVER)))
@@ -312,8 +323,8 @@ class Waiting:
             start=int(board.reserved_from[first]),
         )
 
-    def _fits_ignoring(self, queued: Queued, ignoring: frozenset[str]) -> bool:
-        board, ask, kinds = self.board, queued.ask, self._allowed_kinds(queued)
+    def _fits_ignoring(self, queued: Queued, kinds: list[int], ignoring: frozenset[str]) -> bool:
+        board, ask = self.board, queued.ask
         if board.counts_tell(queued) and not ask.nvlink:
             bounds = fit.time_class(board, queued, ignoring)
             counts = (board.open_counts(kind, bounds) for kind in kinds)
