@@ -526,12 +526,23 @@ class Forecast:
 
     def note_placed(self, units: list[int], seconds: int) -> None:
         """Work that was started after the forecast was made."""
+        until = self.board.now + seconds
+        self._reach(until)
         for unit in units:
             kind = int(self.board.kind[unit])
             if kind in self.profiles:
-                until = self.board.now + seconds
                 self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, self.board.now, until)
-            self.free_at[unit] = self.board.now + seconds
+            self.free_at[unit] = until
+
+    def _reach(self, time: int) -> None:
+        """Have ``time`` in the grid if there is room, and in any case if it is later than all of the grid: units taken for
+        good would be expected back by nobody."""
+        place = self._at_or_after(time)
+        if place < len(self.moments) and (self.moments[place] == time or len(self.moments) >= MOMENTS):
+            return
+        self.moments = np.insert(self.moments, place, time)
+        for kind, profile in self.profiles.items():
+            self.profiles[kind] = np.insert(profile, place, profile[place - 1], axis=0)
 
     def note_kept(self, units: list[int]) -> None:
         """Units earmarked for work that starts soon: gone from the forecast."""
@@ -559,5 +570,6 @@ class Forecast:
 
     def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:
         """Count waiting work in, so that what comes after it is expected later."""
+        self._reach(start + seconds)
         for host in hosts:
             self._take(self.profiles[kind], host, units, start, start + seconds)

@@ -33,6 +33,14 @@ def room_for(board: Board, queued: Queued, kind: int) -> Room:
     return board.ledger.room(queued.team, model, need, queued.preemptible, queued.may_borrow)
 
 
+def seconds_needed(board: Board, queued: Queued) -> int:
+    """How long units have to stay free for a workload that may start on them. What is preemptible may be told to go for a
+    reservation, but nobody leaves for who only waits: without reservations it needs them for as long as it is expected."""
+    if not queued.preemptible:
+        return queued.max_runtime_seconds
+    return fit.gone_after(board, queued) if board.reservations else expected_seconds(queued)
+
+
 def within_caps(board: Board, queued: Queued, kind: int) -> bool:
     """The caps on one user and on one workload."""
     need, cap = board.need_slots(queued.ask, kind), board.policy.most_slots_per_workload
@@ -349,7 +357,7 @@ class Waiting:
             self.forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
         for kind in allowed:
-            seconds = fit.gone_after(board, queued) if queued.preemptible else queued.max_runtime_seconds
+            seconds = seconds_needed(board, queued)
             found = self.forecast.earliest(queued.ask, kind, seconds, board.now + 1)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], kind, found[1]
@@ -384,7 +392,8 @@ class Waiting:
             free_at = self.forecast.free_at[first:last]
             open_ = (board.kind[first:last] == kind) & (free_at <= start) & (board.kept[first:last] == 0)
             mine = first + np.flatnonzero(open_ & (board.reserved_from[first:last] > start))
-            last_freed = np.argsort(-self.forecast.free_at[mine], kind="stable")[: queued.ask.units]
+            held = board.hold_from[mine] < NEVER  # for another: only when there are no others
+            last_freed = np.lexsort((-self.forecast.free_at[mine], held))[: queued.ask.units]
             chosen += mine[last_freed].tolist()
         board.hold(chosen, start)
         return tuple(sorted(board.units[u].id for u in chosen))

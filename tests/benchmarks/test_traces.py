@@ -1,0 +1,141 @@
+"""The benches on traces, on small traces made here: their figures by hand, and the same jobs through the planner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import eta, helios, kueue, philly
+from benchmarks._baselines import TraceJob
+from benchmarks._replay import Replay
+from scheduler.core.model import Priority
+
+HOUR, DAY = 3600, 86_400
+
+
+def helios_file(folder: Path, *jobs: tuple[int, str, int, int, int]) -> str:
+    """(submitted s, cluster, GPUs, nodes, runtime s), as the trace has them."""
+    lines = [
+        "# a remark",
+        "job_id,user,tenant,class,submit_time,num_chips,chip_type,num_nodes,duration_s,walltime_limit_s,final_status",
+    ]
+    for number, (at, cluster, gpus, nodes, runtime) in enumerate(jobs, 1):
+        lines.append(f"{number},u,{cluster},x,{at}000000,{gpus},,{nodes},{runtime}.0,{runtime}.0,COMPLETED")
+    path = folder / "helios.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
+    """(timestamp, runtime s, GPUs, cluster)."""
+    rows = [f"{at},{runtime}.0,{gpus},1.0,{cluster}" for at, runtime, gpus, cluster in jobs]
+    path = folder / "philly.csv"
+    path.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n" + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
+    """vcvlY has 2 nodes. FIFO: the gang waits for job 1, and job 3 behind it; SJF and ours let job 3 go first."""
+    jobs = helios_file(
+        tmp_path,
+        (0, "vcvlY", 8, 1, 100),
+        (1, "vcvlY", 16, 2, 50),
+        (2, "vcvlY", 8, 1, 20),
+        (0, "vcvGl", 8, 1, 10),
+    )
+    answer = helios.main(["--jobs", jobs])
+    assert answer["fifo"]["clusters"]["vcvlY"] == {
+        "mean_jct": round((100 + (99 + 50) + (148 + 20)) / 3, 1),
+        "mean_queue": round((99 + 148) / 3, 1),
+        "p99_queue": 148,
+        "max_queue": 148,
+    }
+    assert answer["sjf"]["clusters"]["vcvlY"]["max_queue"] == 99
+    assert answer["ours"]["clusters"]["vcvlY"]["max_queue"] == 99
+    assert answer["fifo"]["clusters"]["vcvGl"]["mean_queue"] == answer["ours"]["clusters"]["vcvGl"]["mean_queue"] == 0
+
+
+def test_helios_names_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("job_id,user\n1,u\n")
+    with pytest.raises(SystemExit, match="has no column tenant"):
+        helios.main(["--jobs", str(path)])
+    with pytest.raises(SystemExit, match="is not a file"):
+        helios.main(["--jobs", str(tmp_path / "none.csv")])
+
+
+def test_philly_takes_two_months_as_one_pool(tmp_path: Path) -> None:
+    path = philly_file(
+        tmp_path,
+        ("2017-09-30 23:59:59", 5, 1, "a"),
+        ("2017-10-02 00:00:00", 5, 12, "b"),
+        ("2017-10-01 00:00:00", 5, 8, "a"),
+        ("2017-12-01 00:00:00", 5, 1, "a"),
+    )
+    first, second = philly.read(Path(path))
+    assert (first.id, first.nodes, first.per_node, first.team) == (1, 1, 8, 2)
+    assert (second.id, second.nodes, second.per_node, second.team) == (2, 2, 6, 1)
+    assert second.submitted - first.submitted == DAY
+
+
+def test_limits_are_one_to_ten_times_the_runtime_and_the_same_for_a_seed() -> None:
+    jobs = [TraceJob(n, 0, 1, 1, 1000, 1000) for n in range(200)]
+    limits = [job.limit for job in philly.with_limits(jobs, 42)]
+    assert min(limits) >= 1000 and max(limits) <= 10_000
+    assert sorted(limits)[100] == pytest.approx(1000 * 10**0.5, rel=0.25)  # log-uniform: the middle is its root
+    assert limits == [job.limit for job in philly.with_limits(jobs, 42)]
+    assert limits != [job.limit for job in philly.with_limits(jobs, 43)]
+
+
+def test_philly_compares_the_four_ways(tmp_path: Path) -> None:
+    """One node. Eight GPUs for an hour, then a whole node, then a short single GPU beside nothing: all wait their turn."""
+    path = philly_file(
+        tmp_path,
+        ("2017-10-01 00:00:00", 3600, 4, "a"),
+        ("2017-10-01 00:00:01", 3600, 8, "a"),
+        ("2017-10-01 00:00:02", 60, 1, "b"),
+    )
+    answer = philly.main(["--jobs", path, "--nodes", "1"])
+    assert answer["fifo"]["max_queue"] == 2 * HOUR - 2
+    assert answer["easy"]["max_queue"] == answer["ours_limits"]["max_queue"] == HOUR - 1
+    assert answer["ours_limits"]["p99_by_size"] == {"1": 0, "2-8": HOUR - 1}
+    assert answer["wall"] >= 0
+
+
+def test_the_replay_goes_by_predictions_learnt_on_the_way() -> None:
+    """One node. Five jobs of team 1 took a tenth of their limit, and so will a sixth: it goes before team 2's, which came
+    first, and of which only its limit is known."""
+    past = [TraceJob(n, n * HOUR, 1, 8, 360, 3600, team=1, user=1) for n in range(1, 6)]
+    busy = TraceJob(6, 10 * HOUR, 1, 8, 2 * HOUR, 2 * HOUR, team=3, user=3)
+    long = TraceJob(7, 10 * HOUR + 1, 1, 8, 20 * HOUR, 20 * HOUR, team=2, user=2)
+    short = TraceJob(8, 10 * HOUR + 2, 1, 8, 360, 3600, team=1, user=1)
+    started = Replay([*past, busy, long, short], 1).run()
+    assert started[8] == 12 * HOUR
+    assert started[7] == 12 * HOUR + 360
+
+
+def test_eta_compares_what_was_told_with_what_happened(tmp_path: Path) -> None:
+    """One node, one hour-long job after another: each waits for all before it, as their predictions say."""
+    jobs = [(f"2017-10-01 00:00:{n:02d}", 3600, 8, "a") for n in range(6)]
+    answer = eta.main(["--jobs", philly_file(tmp_path, *jobs), "--nodes", "1", "--every", "1"])
+    assert answer["asked"] == 6
+    assert answer["queued"] + answer["without_expected_start"] == 5
+    assert 0 <= answer["late_share"] <= 1
+    assert answer["median_error"] >= 0
+
+
+def test_kueues_workloads_are_all_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cohort of two queues. A queue's small ones start at once; its large one fills its guarantee and waits for none."""
+    kinds = (
+        kueue.WorkloadClass("small", 1, Priority.LOW, 100, 3, 200),
+        kueue.WorkloadClass("medium", 5, Priority.NORMAL, 500, 2, 500),
+        kueue.WorkloadClass("large", 20, Priority.HIGH, 1200, 1, 1000),
+    )
+    monkeypatch.setitem(kueue.SIZES, "baseline", (1, 2, kinds))
+    answer: dict[str, Any] = kueue.main(["--size", "baseline"])
+    assert answer["workloads"] == 12
+    assert answer["time_to_admission"]["large"] == 0
+    assert answer["admissions_per_second"] > 0
+    assert answer["decision_seconds"] > 0
