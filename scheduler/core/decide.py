@@ -29,7 +29,7 @@ class Cycle:
 
     def start_on_free_units(self, queued: Queued) -> bool:
         """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
-        for kind in self.board.kinds_for(queued.ask):
+        for kind in fit.kinds_in_order(self.board, queued.ask):
             room = room_for(self.board, queued, kind)
             if (
                 not room.allowed

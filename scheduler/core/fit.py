@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board, Ints, Mask, both
+from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board, Ground, Ints, Kind, Mask, both
 from scheduler.core.model import WHOLE, Ask, Queued
 from scheduler.core.ranking import Ranking, Terms
 from scheduler.core.topology import islands, nearest_first
@@ -134,6 +134,29 @@ def choose(
             if found == ask.hosts:
                 return chosen
     return None
+
+
+def kinds_in_order(board: Board, ask: Ask) -> list[int]:
+    """The kinds that serve an ask, the first to be tried first: as ``kinds_for`` says, and among models that an ask without a
+    wish finds equally capable, those first that others could best do without (the rule's model price)."""
+    kinds = board.kinds_for(ask)
+    if ask.models or len(kinds) < 2 or not several_as_capable(board.ground):
+        return kinds
+    rule = ranking(board, ask.profile)
+    return sorted(kinds, key=lambda k: (*capability(board.kinds[k]), rule.model_price(k), k))
+
+
+def capability(kind: Kind) -> tuple[int, int]:
+    """What an ask by properties can tell kinds apart by."""
+    return kind.memory_mib, kind.compute_capability
+
+
+def several_as_capable(ground: Ground) -> bool:
+    """Are there kinds of one profile that only their models tell apart?"""
+    if "several as capable" not in ground.memo:
+        sorts = [(kind.profile, capability(kind)) for kind in ground.kinds]
+        ground.memo["several as capable"] = len(set(sorts)) < len(sorts)
+    return bool(ground.memo["several as capable"])
 
 
 def place_ranks(

@@ -241,3 +241,15 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
         assert planned[number] == [place.node + 1], ask
         nodes.take(place.node, Need(ask.units, MILLI, 0, 0), 0)
         measured.took(place.node)
+
+
+def test_of_equally_capable_models_the_one_that_others_cannot_do_without_is_spared() -> None:
+    hosts, units = [host(1), host(2)], [*gpus(1, 4, "A100-PCIE"), *gpus(2, 4, "A100-SXM")]
+    tied = [waits(n, Ask(1, models=("A100-PCIE",)), not_before=NOW + HOUR) for n in range(20, 60)]
+    assert hosts_of(pool(hosts, units, [waits(9, Ask(1)), *tied], []), 9) == [2]
+    other = [waits(n, Ask(1, models=("A100-SXM",)), not_before=NOW + HOUR) for n in range(20, 60)]
+    assert hosts_of(pool(hosts, units, [waits(9, Ask(1)), *other], []), 9) == [1]
+    # A wish is a wish, and the least capable comes first whatever it is worth.
+    assert hosts_of(pool(hosts, units, [waits(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9) == [1]
+    stronger = [replace(unit, memory_mib=160_000) if unit.host == 2 else unit for unit in units]
+    assert hosts_of(pool(hosts, stronger, [waits(9, Ask(1)), *tied], []), 9) == [1]
