@@ -380,6 +380,21 @@ def _clock(at: datetime, now: datetime) -> str:
     return f"{local:%H:%M}" if local.date() == timezone.localtime(now).date() else f"{local:%a} {local.day} {local:%b %H:%M}"
 
 
+def place_terms(numbers: Numbers) -> list[tuple[str, str]]:
+    """Why these GPUs of all that fitted: the terms of the placement rule by name, in GPUs; empty where there are none."""
+    terms = [numbers.get(name) for name in ("waste_before", "waste_after", "model_price", "slot_price")]
+    if not all(isinstance(term, int) for term in terms):
+        return []
+    before, after, model, slot = (term / 1000 for term in terms if isinstance(term, int))
+    return [
+        ("Unusable remainder of its hosts before", f"{before:.3f} GPU"),
+        ("and after", f"{after:.3f} GPU"),
+        ("Price of taking this model from asks that can use no other", f"{model:.3f} GPU"),
+        ("Price of taking room that larger asks need", f"{slot:.3f} GPU"),
+        ("Gain: remainder saved less both prices; the highest wins", f"{before - after - model - slot:+.3f} GPU"),
+    ]
+
+
 def another_way(other: Alternative) -> str:
     """What to ask for instead: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
     ask = other.ask

@@ -385,6 +385,7 @@ def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
             "word": words[decision.kind],
             "text": wording.reason(decision.code, decision.numbers, user),
             "code": decision.code,
+            "place": wording.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
         }
         for decision in workload.decisions.order_by("-at", "-pk")[:100]
     ]

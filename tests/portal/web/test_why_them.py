@@ -190,3 +190,11 @@ def test_the_pages_ask_no_more_the_more_waits(world: World) -> None:
     for number in range(5):
         waits(world, world.vision, f"more-{number}", priority=2, preemptible=False, minutes=3 + number)
     assert all(after <= before for after, before in zip(asked(), few, strict=True))
+
+
+def test_operators_read_why_these_gpus(world: World) -> None:
+    runs = full(world)
+    address = reverse("job", args=[runs[0].public_id]) + "?tab=decisions"
+    assert "Why these GPUs" in signed_in(world.operator).get(address).content.decode()
+    assert "Why these GPUs" not in signed_in(world.vision.member).get(address).content.decode()
+    assert wording.place_terms({"waste_before": 1}) == []
