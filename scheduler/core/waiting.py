@@ -6,7 +6,9 @@ forecast, into which everything further ahead was counted; the first that wait g
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
@@ -52,7 +54,7 @@ def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
     if not board.ledger.kept_room or queued.reservation is not None or queued.id in board.keepers:
         return True
     model, end = board.kinds[kind].model, board.now + expected_seconds(queued)
-    return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end)
+    return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
 
 
 class Waiting:
@@ -71,9 +73,11 @@ class Waiting:
         self._possible: dict[int, list[int]] = {}
         self._capacity = int(board.slots[board.usable].sum())
         self._by_end: dict[int, list[int]] = {}
+        self._started: dict[int, list[tuple[int, Queued, list[int]]]] = defaultdict(list)  # (expected end, ...) by team
 
     def note_placed(self, queued: Queued, units: list[int]) -> None:
-        """A workload was started: the forecast has to know."""
+        """A workload was started: the forecast has to know, and who waits for room that it takes."""
+        self._started[queued.team].append((self.board.now + queued.predicted_seconds, queued, units))
         if self.forecast is not None:
             self.forecast.note_placed(units, queued.predicted_seconds)
 
@@ -89,7 +93,7 @@ class Waiting:
             slots = board.need_slots(queued.ask, kind)
             board.ledger.give(queued.team, board.kinds[kind].model, slots, queued.preemptible)
             end = board.now + lead_seconds(board) + expected_seconds(queued)
-            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end)
+            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end, queued.preemptible)
         if self.forecast is not None:
             self.forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
@@ -121,7 +125,9 @@ class Waiting:
             start, blockers = self._start_inside_reservation(queued)
         elif code in (Code.OVER_QUOTA, Code.OVER_USER_CAP):
             start, blockers = self._start_within_limits(queued, code)
-            self._keep_room(queued)
+            kept = self._keep_room(queued)
+            if kept is not None:
+                start, held = self._start_in_kept_room(queued, kept)
         elif code == Code.BEHIND_OWN_TEAM:
             start, blockers = self._start_behind_own_team(queued)
         elif code == Code.HOST_CLOSED:
@@ -137,16 +143,19 @@ class Waiting:
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
-        self._keep_room(queued)
+        kept = self._keep_room(queued)
         if queued.reservation is not None or not self.may_hold:
             return
+        start: int | None = None
+        held: tuple[int, ...] = ()
         allowed = self._allowed_kinds(queued)
-        if any(fits_empty(self.board, queued.ask, kind, self.board.in_service) for kind in allowed):
+        if kept is not None:
+            start, held = self._start_in_kept_room(queued, kept)
+        elif any(fits_empty(self.board, queued.ask, kind, self.board.in_service) for kind in allowed):
             start, _, held = self._start_on_units(queued, allowed)
-            if held:
-                waits = numbers(need=queued.ask.total_units)
-                refusal = Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position, start, (), held)
-                self.board.refusals.append(refusal)
+        if held:
+            waits = numbers(need=queued.ask.total_units)
+            self.board.refusals.append(Refusal(queued.id, Code.WAITS_FOR_UNITS, waits, self.position, start, (), held))
 
     def _obstacle(self, queued: Queued, allowed: list[int]) -> Why:
         """The first thing that is in the way, found by leaving it out and trying again; ``allowed`` are the kinds that its
@@ -223,19 +232,31 @@ class Waiting:
                 )
         return None
 
-    def _keep_room(self, queued: Queued) -> None:
-        """The first of a team that its limit keeps from borrowing gets the room kept, as units are set aside: work behind
-        it may use that room only if it is expected to be over by then. Else small work would keep the team at its limit."""
+    def _keep_room(self, queued: Queued) -> KeptRoom | None:
+        """The first of a team that its guarantee or its limit keeps waiting gets the room kept, as units are set aside: work
+        behind it may use that room only if it is expected to be over by then. Else small work would keep the team at its
+        limit. None for all others."""
         board, kinds = self.board, self.board.kinds_for(queued.ask)
         key = queued.team, board.kinds[kinds[0]].model
         if queued.reservation is not None or key in board.ledger.kept_room:
-            return
+            return None
         room = room_for(board, queued, kinds[0])
-        if room.allowed or room.firm or any(self._may_have(queued, kind) for kind in kinds[1:]):
-            return
+        if room.allowed or any(self._may_have(queued, kind) for kind in kinds[1:]):
+            return None
         found = self._end_of_own_work(queued, kinds[0], Code.OVER_QUOTA)
-        if found is not None:
-            board.ledger.kept_room[key] = KeptRoom(queued.id, *found)
+        if found is None:
+            return None
+        kept = board.ledger.kept_room[key] = KeptRoom(queued.id, *found, firm=room.firm)
+        return kept
+
+    def _start_in_kept_room(self, queued: Queued, kept: KeptRoom) -> tuple[int, tuple[int, ...]]:
+        """For whom room is kept: when units will be there as well, and those that are set aside. Without them, others would be
+        on them when there is room at last."""
+        held: tuple[int, ...] = ()
+        if self.may_hold:
+            start, _, held = self._start_on_units(queued, self.board.kinds_for(queued.ask)[:1], kept.start)
+            kept.start = max(kept.start, start or 0)
+        return max(kept.start, self.board.now + 1), held
 
     def _start_behind_own_team(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
         """Not before the one in front starts; who that waits for is waited for by this one too."""
@@ -343,7 +364,7 @@ class Waiting:
     # -- when it may expect to start ---------------------------------------------------------------------------------
 
     def _start_on_units(
-        self, queued: Queued, allowed: list[int]
+        self, queued: Queued, allowed: list[int], not_before: int = 0
     ) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
         """(expected start, who it waits for, units set aside for it) from the forecast, which then counts it in.
 
@@ -358,12 +379,12 @@ class Waiting:
         best: tuple[int, int, list[int]] | None = None
         for kind in allowed:
             seconds = seconds_needed(board, queued)
-            found = self.forecast.earliest(queued.ask, kind, seconds, board.now + 1)
+            found = self.forecast.earliest(queued.ask, kind, seconds, max(not_before, board.now + 1))
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], kind, found[1]
         if best is None:
             return None, (), ()
-        start, kind, hosts = max(best[0], board.now + 1), best[1], best[2]
+        start, kind, hosts = max(best[0], not_before, board.now + 1), best[1], best[2]
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
         self.latest_start = max(self.latest_start, start)
         held: tuple[int, ...] = ()
@@ -427,21 +448,33 @@ class Waiting:
                 for i in self._of_team_by_end(queued.team)
                 if board.running[i].reservation is None and not (room.firm and board.running[i].preemptible)
             ]
+            begun = [
+                (end, q.id, units)
+                for end, q, units in self._started.get(queued.team, ())
+                if q.reservation is None and not (room.firm and q.preemptible)
+            ]
         else:
             over = need - board.ledger.user_cap_left(queued.user)
             own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
+            started = (one for team in self._started.values() for one in team)
+            begun = [(end, q.id, units) for end, q, units in started if q.user == queued.user]
+        rows: Iterable[tuple[int, int, list[int]]] = ((*self._end_and_id(i), board.units_of[i]) for i in own)
+        if begun:
+            rows = heapq.merge(rows, sorted(begun))
         waited_for: list[int] = []
-        for i in own:
+        end = 0
+        for ends, workload, units in rows:
             if over <= 0:
                 break
-            counted = [u for u in board.units_of[i] if code != Code.OVER_QUOTA or board.model_of(u) == model]
+            counted = [u for u in units if code != Code.OVER_QUOTA or board.model_of(u) == model]
             if counted:
                 over -= sum(int(board.slots[u]) for u in counted)
-                waited_for.append(i)
+                end = ends
+                waited_for.append(workload)
         if over > 0 or not waited_for:
             return None
-        blockers = tuple(sorted(board.running[i].id for i in waited_for))
-        return self._end_and_id(waited_for[-1])[0], blockers, -over
+        started_now = {workload for _, workload, _ in begun}
+        return end, tuple(sorted(w for w in waited_for if w not in started_now)), -over
 
     def _end_and_id(self, i: int) -> tuple[int, int]:
         end = expected_end(self.board.running[i], self.board.now)

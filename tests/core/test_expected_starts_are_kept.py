@@ -1,0 +1,101 @@
+"""Backfill never delays who was promised a start: when work runs exactly as long as predicted, the first in line start when they
+were told, or sooner, however much small work is put before them meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Host,
+    Policy,
+    Pool,
+    PoolKind,
+    Queued,
+    Quota,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+
+NOW, HOUR = 1_000_000, 3600
+
+
+def pool_in_use(seed: int) -> Snapshot:
+    """One team on three or four hosts of 8, half of them in use; ten jobs of 1 to 8 GPUs wait: none is large enough, or waits long
+    enough, to be moved to the front. All run times are known, and the team is guaranteed just the whole pool."""
+    dice = random.Random(seed)
+    hosts = tuple(Host(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
+    units = tuple(Unit(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000) for h in hosts for g in range(8))
+    running, free = [], {h.id: [u.id for u in units if u.host == h.id] for h in hosts}
+    while sum(map(len, free.values())) > len(units) // 3:
+        host = dice.choice([h for h, left in free.items() if left])
+        mine, free[host] = free[host][: dice.choice((1, 2, 4, 8))], free[host][dice.choice((1, 2, 4, 8)) :]
+        free[host] = [u for u in free[host] if u not in mine]
+        end = NOW + dice.randint(1, 300) * 60
+        running.append(Running(500 + len(running), 1, 1, 1, 1, tuple(mine), NOW - HOUR, end, end))
+    queued = []
+    for number in range(1, 11):
+        seconds = dice.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
+        ask = Ask(*dice.choice(((1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (4, 2), (2, 3))))
+        queued.append(Queued(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds))
+    quota = Quota(1, 1, "H100", len(units) * SLOTS_PER_GPU)
+    return Snapshot(
+        1,
+        (Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
+        hosts,
+        units,
+        (Team(1, "team"),),
+        (quota,),
+        queued=tuple(queued),
+        running=tuple(running),
+    )
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_first_in_line_start_when_they_were_told(first: int) -> None:
+    promised = 0
+    for seed in range(first, first + 20):
+        snapshot, now = pool_in_use(seed), NOW
+        told: dict[int, int] = {}  # the earliest start that each was told while units were set aside for it
+        while snapshot.queued:
+            planned = plan(snapshot, now)
+            for placement in planned.placements:
+                assert now <= told.get(placement.workload, now), (seed, placement.workload, now)
+            for refusal in planned.refusals:
+                if refusal.held_units and refusal.expected_start is not None and refusal.position == 1:
+                    told[refusal.workload] = min(
+                        refusal.expected_start, told.get(refusal.workload, refusal.expected_start)
+                    )
+            promised += bool(told)
+            snapshot = carried_out(snapshot, {p.workload: p.units for p in planned.placements}, now)
+            now = min((r.until for r in snapshot.running), default=now)
+            snapshot = replace(snapshot, running=tuple(r for r in snapshot.running if r.until > now))
+    assert promised > 20, "hardly anybody had to wait: these pools try nothing"
+
+
+def carried_out(snapshot: Snapshot, started: dict[int, tuple[int, ...]], now: int) -> Snapshot:
+    """What was started runs, and ends exactly when it was predicted."""
+    running = [
+        Running(
+            q.id,
+            q.team,
+            q.project,
+            q.user,
+            q.pool,
+            started[q.id],
+            now,
+            now + q.max_runtime_seconds,
+            now + q.predicted_seconds,
+        )
+        for q in snapshot.queued
+        if q.id in started
+    ]
+    waiting = tuple(q for q in snapshot.queued if q.id not in started)
+    return replace(snapshot, queued=waiting, running=(*snapshot.running, *running))
