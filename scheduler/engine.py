@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from django.db import DatabaseError
+
 from scheduler import leadership, nudge, snapshot
 from scheduler.apply import Applied, StaleEpoch, apply
+from scheduler.core.model import Plan, Snapshot
 from scheduler.models import Leader
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
@@ -75,5 +78,13 @@ def _decide(
         return None
     warm.planned(now, applied.told, wholly=not applied.rejected)
     if recorder is not None and (applied.accepted or applied.reasons_written):
-        recorder.record(taken, planned, snapshot.seconds(now), at)
+        _record(recorder, taken, planned, snapshot.seconds(now), at)
     return applied
+
+
+def _record(recorder: Recorder, taken: Snapshot, planned: Plan, planned_at: int, at: datetime) -> None:
+    """The decisions are committed: what goes wrong here costs a recording, and not the next decisions."""
+    try:
+        recorder.record(taken, planned, planned_at, at)
+    except (TypeError, ValueError, DatabaseError):
+        log.exception("this cycle could not be recorded")

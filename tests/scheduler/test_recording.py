@@ -62,6 +62,21 @@ def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_f
     assert replayed(path) == text
 
 
+def test_decisions_go_on_when_a_cycle_can_not_be_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(rows: object) -> str:
+        raise TypeError("a moon has no place in a snapshot or plan")
+
+    made = job(world, world.vision, 1, world.now)
+    with monkeypatch.context() as patch:
+        patch.setattr(canonical, "table_text", broken)
+        decide(world, Recorder(), world.now)
+    made.refresh_from_db()
+    assert made.state == "placed" and not Recording.objects.exists()
+    assert "could not be recorded" in caplog.text
+
+
 def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
     recorder = Recorder()
     job(world, world.vision, 1, world.now)
@@ -117,9 +132,7 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
         exported(999_999)
 
 
-def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(
-    world: World, settings: Settings
-) -> None:
+def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(world: World, settings: Settings) -> None:
     settings.GPUPOOL_RECORDING_HOURS = 24
     recorder = Recorder()
     for hours in (0, 20, 30):

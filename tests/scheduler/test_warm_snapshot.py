@@ -20,11 +20,14 @@ from scheduler import engine, leadership, services, snapshot
 from scheduler.core.planner import plan
 from scheduler.core.warm import in_order
 from scheduler.models import (
+    Allocation,
     Gpu,
     Host,
+    Leader,
     MaintenanceWindow,
     Pool,
     Reservation,
+    Run,
     Team,
     Unit,
     Workload,
@@ -264,6 +267,25 @@ def test_another_epoch_is_read_afresh(world: World) -> None:
     third = leadership.lead("first", world.now + 13 * SECOND) or 0
     must_equal_a_fresh_one(warm, third, world.now + 13 * SECOND)
     assert len(warm.standing.snapshot().queued) == 1
+
+
+def test_engines_that_take_the_lead_from_each_other_start_everything_once(world: World) -> None:
+    """Each keeps a snapshot of its own and prunes the feed while it leads; what it missed meanwhile it reads afresh."""
+    engines = {name: Warm() for name in ("one", "two", "three")}
+    now = world.now
+    for turn in range(9):
+        name = ("one", "two", "three", "one", "three")[turn % 5]
+        job(world, now, project=world.teams[turn % 3].project, owner=world.teams[turn % 3].member)
+        for other, warm in engines.items():
+            assert (engine.cycle(other, now, warm=warm) is not None) == (Leader.objects.get(pk=1).holder == other)
+        now += 6 * SECOND
+        assert engine.cycle(name, now, warm=engines[name]) is not None
+        epoch = Leader.objects.get(pk=1).epoch
+        must_equal_a_fresh_one(engines[name], epoch, now)
+    assert not Workload.objects.filter(state="queued").exists()
+    assert Run.objects.count() == 9
+    held = Allocation.objects.values_list("unit_id", flat=True)
+    assert len(held) == len(set(held)) == 9
 
 
 def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(

@@ -14,6 +14,7 @@ LISTED = 20
 
 class Command(BaseCommand):
     help = "Write a recorded snapshot to the standard output, or list the latest ones."
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("number", nargs="?", type=int, help="of the recording; without it the latest are listed")
