@@ -79,7 +79,8 @@ class Asked:
         if refusal.expected_start is None:
             self.unknown += 1
             return
-        self.ranges[refusal.workload] = range_of(now, refusal.expected_start, self.record.errors(now))
+        errors = self.record.errors(now, refusal.expected_start - now)
+        self.ranges[refusal.workload] = range_of(now, refusal.expected_start, errors)
         self.record.told(refusal.workload, now, refusal.expected_start)
 
     def started(self, workload: int, now: int) -> None:

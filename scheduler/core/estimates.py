@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UPPER, LOWER = 85, 15  # percentiles of actual / expected wait
-LOOKED_AT = 200  # of the latest records
+LOOKED_AT = 400  # of the latest records
+SIMILAR_FACTOR = 3  # waits told within this factor of each other are wrong alike
 LEAST_RECORDS = 20
 SHORTEST = 60  # seconds: a shorter wait counts as that long, or a moment too late would weigh like days
 UNPROVEN_UPPER, UNPROVEN_LOWER = 3.0, 0.25  # while there are too few records
@@ -44,6 +45,18 @@ def range_of(now: int, expected_start: int, past_errors: Sequence[float]) -> Sta
     return StartRange(min(earliest, expected_start), expected_start, max(expected_start, now + int(wait * upper) + 1))
 
 
+def similar(past: Sequence[tuple[int, float]], expected_wait: int) -> list[float]:
+    """Of (expected wait in seconds, ``ratio_of``), the ratios of those who were told to wait about as long; of all when
+    these are too few. Short waits go wrong by more than long ones, so one measure for both would be too wide or too late."""
+    wait = max(SHORTEST, expected_wait)
+    alike = [
+        ratio
+        for expected, ratio in past
+        if wait <= SIMILAR_FACTOR * max(SHORTEST, expected) <= SIMILAR_FACTOR * SIMILAR_FACTOR * wait
+    ]
+    return alike if len(alike) >= LEAST_RECORDS else [ratio for _, ratio in past]
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What somebody was told when it began to wait, in seconds from then, and what came of it. ``latest_wait`` is the upper
@@ -71,7 +84,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class PastStarts:
-    """How good the expected starts of one pool were: ``errors`` are ratios as ``range_of`` takes them; ``in_time`` of
+    """How good the expected starts of one pool were: ``errors`` are ratios as ``range_of`` takes them, and ``past`` the same
+    with the wait (s) that each was told; ``in_time`` of
     ``ranged`` started by the upper end they were told; ``median_error`` is in seconds, over ``counted`` that started."""
 
     errors: tuple[float, ...] = ()
@@ -79,6 +93,7 @@ class PastStarts:
     median_error: int | None = None
     ranged: int = 0
     in_time: int = 0
+    past: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_enough(self) -> bool:
@@ -87,7 +102,9 @@ class PastStarts:
 
     def range(self, now: int, expected_start: int) -> StartRange | None:
         """The range of a start; None while there are too few records to tell one from."""
-        return range_of(now, expected_start, self.errors) if self.is_enough else None
+        if not self.is_enough:
+            return None
+        return range_of(now, expected_start, similar(self.past, expected_start - now) or self.errors)
 
 
 def past_starts(told: Iterable[Told]) -> PastStarts:
@@ -101,6 +118,7 @@ def past_starts(told: Iterable[Told]) -> PastStarts:
         median_error=round(statistics.median(off)) if off else None,
         ranged=len(ranged),
         in_time=sum(ranged),
+        past=tuple(sorted((one.expected_wait, ratio_of(one.expected_wait, one.waited)) for one in known)),
     )
 
 
@@ -110,11 +128,11 @@ def _percentile(ranked: Sequence[float], percent: int) -> float:
 
 
 class Record:
-    """What was said and what came of it, of the latest ``LOOKED_AT``. Those still waiting count once they
-    waited longer than they were told, or a queue that grows would look as if nothing went wrong."""
+    """What was said and what came of it, of the latest ``LOOKED_AT``. Those still waiting count once they waited longer
+    than they were told, or a queue that grows would look as if nothing went wrong."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=LOOKED_AT)
+        self._past: deque[tuple[int, float]] = deque(maxlen=LOOKED_AT)
         self._waiting: dict[int, tuple[int, int]] = {}  # workload -> (told at, expected wait)
 
     def told(self, workload: int, now: int, expected_start: int) -> None:
@@ -125,9 +143,10 @@ class Record:
         """It started, or left the queue."""
         at, expected = self._waiting.pop(workload, (now, -1))
         if expected >= 0:
-            self._ratios.append(ratio_of(expected, now - at))
+            self._past.append((expected, ratio_of(expected, now - at)))
 
-    def errors(self, now: int) -> list[float]:
-        """The latest ratios, with those that wait too long by now."""
-        overdue = [ratio_of(expected, now - at) for at, expected in self._waiting.values() if now - at > expected]
-        return [*self._ratios, *overdue]
+    def errors(self, now: int, expected_wait: int) -> list[float]:
+        """The ratios for one who is told to wait so long (s), with those that wait too long by now."""
+        told = self._waiting.values()
+        overdue = [(expected, ratio_of(expected, now - at)) for at, expected in told if now - at > expected]
+        return similar([*self._past, *overdue], expected_wait)

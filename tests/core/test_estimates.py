@@ -12,6 +12,7 @@ from scheduler.core.estimates import (
     past_starts,
     range_of,
     ratio_of,
+    similar,
 )
 
 HOUR = 3600
@@ -45,12 +46,12 @@ def test_the_record_counts_who_started_and_who_is_overdue() -> None:
     record.told(2, 0, 1000)
     record.told(3, 0, 9000)
     record.started(1, 500)
-    assert record.errors(900) == [0.5]
-    assert record.errors(2000) == [0.5, 2.0]
+    assert record.errors(900, 1000) == [0.5]
+    assert record.errors(2000, 1000) == [0.5, 2.0]
     record.started(2, 3000)
-    assert record.errors(3000) == [0.5, 3.0]
+    assert record.errors(3000, 1000) == [0.5, 3.0]
     record.started(77, 3000)  # nobody asked about it
-    assert record.errors(3000) == [0.5, 3.0]
+    assert record.errors(3000, 1000) == [0.5, 3.0]
 
 
 def test_the_record_forgets_the_oldest() -> None:
@@ -58,7 +59,7 @@ def test_the_record_forgets_the_oldest() -> None:
     for workload in range(LOOKED_AT + 10):
         record.told(workload, 0, 100)
         record.started(workload, 100 if workload >= 10 else 1000)
-    assert record.errors(100) == [1.0] * LOOKED_AT
+    assert record.errors(100, 100) == [1.0] * LOOKED_AT
 
 
 def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
@@ -82,3 +83,12 @@ def test_too_few_records_give_no_range() -> None:
     assert few.range(0, HOUR) is None and PastStarts().range(0, HOUR) is None
     enough = past_starts([Told(600, None, 1200, started=True)] * LEAST_RECORDS)
     assert enough.range(0, HOUR) == StartRange(HOUR, HOUR, 2 * HOUR + 1)
+
+
+def test_waits_told_about_as_long_are_wrong_alike() -> None:
+    short, long = [(600, 5.0)] * LEAST_RECORDS, [(20 * HOUR, 1.1)] * LEAST_RECORDS
+    assert similar([*short, *long], 1200) == [5.0] * LEAST_RECORDS
+    assert similar([*short, *long], 200) == [5.0] * LEAST_RECORDS
+    assert similar([*short, *long], 60 * HOUR) == [1.1] * LEAST_RECORDS
+    assert similar([*short, *long], 3 * HOUR) == [5.0] * LEAST_RECORDS + [1.1] * LEAST_RECORDS  # nobody was told that
+    assert similar([*short[:-1], *long], 1200) == [5.0] * (LEAST_RECORDS - 1) + [1.1] * LEAST_RECORDS  # too few
