@@ -296,7 +296,7 @@ def list_arrays(session: Session) -> None:
     rows = list(session.client.pages("arrays/"))
     if session.json:
         return output.as_json(rows)
-    columns = ("tasks", "waiting", "running", "finished", "failed")
+    columns = ("tasks", "waiting", "running", "finished", "cancelled", "failed")
     return output.table(
         ("id", "name", *columns, "owner"),
         ((row["id"][:8], row["name"], *(row[name] for name in columns), row["owner"]) for row in rows),

@@ -462,6 +462,7 @@ class ArrayShape(Ser):
     waiting = serializers.IntegerField()
     running = serializers.IntegerField(help_text="placed, starting, running or stopping")
     finished = serializers.IntegerField()
+    cancelled = serializers.IntegerField()
     failed = serializers.IntegerField(help_text="ended otherwise")
 
     def get_project(self, array: JobArray) -> str:

@@ -14,16 +14,18 @@ from scheduler.states import WorkloadState
 WAITS = Q(tasks__state=WorkloadState.QUEUED)
 ENDED = Q(tasks__state=WorkloadState.ENDED)
 FINISHED = ENDED & Q(tasks__outcome=Code.FINISHED)
+CANCELLED = ENDED & Q(tasks__outcome__in=(Code.CANCELLED, Code.DEPENDENCY_NEVER_MET))
 
 
 def with_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
-    """Adds ``tasks_all``, ``waiting``, ``running`` (anything between), ``finished`` and ``failed`` (ended otherwise)."""
+    """Adds ``tasks_all`` and, of these, ``waiting``, ``running`` (anything between), ``finished``, ``cancelled``, ``failed``."""
     return rows.annotate(
         tasks_all=Count("tasks"),
         waiting=Count("tasks", filter=WAITS),
         running=Count("tasks", filter=~WAITS & ~ENDED),
         finished=Count("tasks", filter=FINISHED),
-        failed=Count("tasks", filter=ENDED & ~FINISHED),
+        cancelled=Count("tasks", filter=CANCELLED),
+        failed=Count("tasks", filter=ENDED & ~FINISHED & ~CANCELLED),
     )
 
 
@@ -45,6 +47,7 @@ def in_words(array: Any) -> str:
         (array.running, "running"),
         (array.waiting, "waiting"),
         (array.finished, "finished"),
+        (array.cancelled, "cancelled"),
         (array.failed, "failed"),
     )
     said = ", ".join(f"{count} {word}" for count, word in parts if count)

@@ -272,6 +272,11 @@ def _wrong_yes(facts: Facts, ask: Ask, pool: int, start: int, end: int) -> Itera
     promised = [
         r for r in facts.unbound(pool) if r.start < end and r.end > start and _serves_alike(facts, r, ask, pool)
     ]
+    stays = {
+        unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units
+    }
+    if not _all_kept(facts, sorted(promised, key=lambda r: (-r.ask.total_units, r.id)), stays):
+        return  # one that can't be kept anyway takes nothing from others
     fitting = [u for u in open_ if serves(u, ask)]
     for moment in sorted({start} | {r.start for r in promised if r.start > start}):
         need = sum(r.ask.total_units for r in promised if r.start <= moment < r.end) + ask.total_units

@@ -1,0 +1,100 @@
+"""Windows that are changed or recur are judged and promised under the pool's lock; an array's tasks are let in under its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, time, timedelta
+from typing import Any
+
+import pytest
+
+from scheduler import locks, releases, services
+from scheduler.models import JobArray, Reservation, Workload
+from scheduler.recurrence import Recurrence, occurrences
+from scheduler.services import reservations
+from tests.concurrency.conftest import Meeting, race
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+EVERY_DAY = Recurrence(frozenset(range(7)), time(9), time(18), "UTC", date(2026, 3, 3), date(2026, 3, 6))
+
+
+def meet_after(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real, meeting = getattr(reservations, name), Meeting(2)
+
+    def check_then_meet(*given: Any, **more: Any) -> Any:
+        answer = real(*given, **more)
+        meeting.wait()
+        return answer
+
+    monkeypatch.setattr(reservations, name, check_then_meet)
+
+
+def all_of_it(world: World) -> dict[str, Any]:
+    return {
+        "owner": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "all of it", "units": 8,
+        "hosts": 2, "models_wanted": [H100], "may_exceed_guarantee": True, "now": world.now,
+    }  # fmt: skip
+
+
+def test_recurring_windows_are_promised_once_and_only_the_pools_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = occurrences(EVERY_DAY, world.now, 100)
+
+    def confirm() -> Any:
+        return services.confirm_series(recurrence=EVERY_DAY, windows=windows, **all_of_it(world))
+
+    meet_after(monkeypatch, "check_windows")
+    race([confirm] * 2)
+    assert Reservation.objects.count() == 4
+    monkeypatch.setattr(locks, "pools", lambda ids: {})
+    Reservation.objects.all().delete()
+    meet_after(monkeypatch, "check_windows")
+    race([confirm] * 2)
+    assert Reservation.objects.count() == 8, "without the lock both are promised the same GPUs"
+
+
+def test_a_window_is_changed_into_free_time_once_and_only_the_pools_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = world.now + 100 * HOUR
+
+    def two() -> list[Callable[[], Any]]:
+        Reservation.objects.all().delete()
+        made = []
+        for day in (24, 48):
+            start = world.now + day * HOUR
+            row, _ = services.confirm_reservation(start=start, end=start + 8 * HOUR, **all_of_it(world))
+            assert row is not None
+            made.append(row)
+        return [
+            lambda row=row: services.change_reservation(row, start=later, end=later + 8 * HOUR, now=world.now)  # type: ignore[misc]
+            for row in made
+        ]
+
+    both = two()
+    meet_after(monkeypatch, "check_change")
+    race(both)
+    assert Reservation.objects.filter(start=later).count() == 1
+    monkeypatch.undo()
+    both = two()
+    monkeypatch.setattr(locks, "pools", lambda ids: {})
+    meet_after(monkeypatch, "check_change")
+    race(both)
+    assert Reservation.objects.filter(start=later).count() == 2, "without the lock both get the same GPUs"
+
+
+def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> None:
+    services.queue_array(
+        indices=range(40), words="0-39", most_at_once=4, kind="job", type="training", name="sweep", pool=world.shared,
+        project=world.vision.project, owner=world.vision.lead, units=1, max_runtime_seconds=600, now=world.now,
+    )  # fmt: skip
+    tasks = JobArray.objects.get().tasks
+    for _ in range(5):
+        for task in tasks.filter(held_back=False, state="queued").order_by("array_index")[:3]:
+            Workload.objects.filter(pk=task.pk).update(state="ended", outcome="finished")
+        race([lambda: releases.settle(world.now)] * 4)
+        assert tasks.filter(held_back=False, state="queued").count() == 4

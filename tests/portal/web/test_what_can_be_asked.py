@@ -1,0 +1,126 @@
+"""Pages of what people can ask for: recurring and changed reservations, dependencies, arrays, wishes, GPU-hours."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import Submission
+from scheduler import quota_hours, releases, services
+from scheduler.models import JobArray, Reservation, Series, Workload
+from tests.portal.web.test_work_pages import ask_data
+from tests.portal.web.work_samples import queue_job, reserve, signed_in
+from tests.world import A100, H100, World
+
+pytestmark = pytest.mark.django_db
+
+DAY = dt.timedelta(days=1)
+
+
+def next_monday() -> dt.datetime:
+    today = timezone.localtime().replace(hour=9, minute=0, second=0, microsecond=0)
+    return today + DAY * (7 - today.weekday())
+
+
+def test_a_recurring_reservation_is_asked_for_shown_and_given_up(world: World) -> None:
+    client, start = signed_in(world.vision.member), next_monday()
+    data = ask_data(
+        world, kind="reservation", name="course", start=f"{start:%Y-%m-%dT%H:%M}", length="9", repeat="weekdays",
+        until=f"{start + 11 * DAY:%Y-%m-%d}",
+    )  # fmt: skip
+    preview = client.post(reverse("ask-preview"), data).content.decode()
+    assert "10 occurrences, every weekday." in preview and "--on mon" in preview and "/api/v1/series/" in preview
+    assert client.post(reverse("ask"), data).status_code == 302
+    whole = Series.objects.get()
+    first = whole.occurrences.order_by("start")[0]
+    page = client.get(reverse("reservation", args=[first.public_id])).content.decode()
+    assert "It recurs" in page and "Every weekday 09:00 to 18:00" in page and "10 to come" in page
+    cancel = reverse("series-cancel", args=[whole.public_id])
+    assert "Cancel all of course?" in client.post(cancel).content.decode()
+    assert client.post(cancel, {"confirmed": "1"}).status_code == 302
+    assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_without_its_last_day_a_recurring_one_is_refused_beside_that_field(world: World) -> None:
+    start = next_monday()
+    data = ask_data(world, kind="reservation", start=f"{start:%Y-%m-%dT%H:%M}", repeat="daily", until="")
+    answer = signed_in(world.vision.member).post(reverse("ask"), data)
+    assert answer.status_code == 400 and "until is no day" in answer.content.decode()
+
+
+def test_another_window_is_given_or_waits_for_approval(world: World) -> None:
+    client = signed_in(world.vision.member)
+    row = reserve(world, world.vision, "review", hours=24, length=4)
+    address = reverse("reservation", args=[row.public_id])
+    later = timezone.localtime(row.end) + dt.timedelta(hours=2)
+    shown = {"start": f"{timezone.localtime(row.start):%Y-%m-%dT%H:%M}", "end": f"{later:%Y-%m-%dT%H:%M}"}
+    assert client.post(address, shown).status_code == 302
+    row.refresh_from_db()
+    assert abs(row.end - later) < dt.timedelta(minutes=1)
+    type(world.shared).objects.filter(pk=world.shared.pk).update(approval_above_gpus=0)
+    shown["end"] = f"{later + dt.timedelta(hours=1):%Y-%m-%dT%H:%M}"
+    assert client.post(address, shown).status_code == 302
+    assert "waits for approval; until then it stays as it is" in client.get(address).content.decode()
+    asked = Submission.objects.get(kind="window_change")
+    desk = signed_in(world.operator).get(reverse("submission", args=[asked.public_id])).content.decode()
+    assert "Another window for review" in desk and "becomes" in desk
+
+
+def test_an_array_is_one_line_one_card_and_one_page(world: World) -> None:
+    client = signed_in(world.vision.member)
+    data = ask_data(world, kind="job", name="sweep", command="true", array="0-9%4", second=A100)
+    assert "job run" in client.post(reverse("ask-preview"), data).content.decode()
+    assert client.post(reverse("ask"), data).status_code == 302
+    whole = JobArray.objects.get()
+    for page in ("jobs", "home"):
+        said = client.get(reverse(page)).content.decode()
+        assert said.count("10 tasks: 10 waiting") == 1 and "sweep[1]" not in said, page
+    page = client.get(reverse("array", args=[whole.public_id])).content.decode()
+    assert "sweep[9]" in page and "At most 4 at once" in page
+    assert client.post(reverse("array-cancel", args=[whole.public_id]), {"confirmed": "1"}).status_code == 302
+    assert "10 tasks: 10 cancelled" in client.get(reverse("array", args=[whole.public_id])).content.decode()
+
+
+def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> None:
+    client = signed_in(world.vision.member)
+    first = queue_job(world, world.vision, "train")
+    data = ask_data(world, kind="job", name="evaluate", command="true", after=str(first.public_id), after_how="ok")
+    assert "It waits for train to end." in client.post(reverse("ask-preview"), data).content.decode()
+    assert client.post(reverse("ask"), data).status_code == 302
+    second = Workload.objects.get(name="evaluate")
+    assert "train has finished" in client.get(reverse("job", args=[second.public_id])).content.decode()
+    assert "Waited for by" in client.get(reverse("job", args=[first.public_id])).content.decode()
+    question = client.post(reverse("workload-cancel", args=[first.public_id])).content.decode()
+    assert "1 job waits for it to finish and ends with it." in question
+    client.post(reverse("workload-cancel", args=[first.public_id]), {"confirmed": "1"})
+    releases.settle(timezone.now())
+    said = client.get(reverse("job", args=[second.public_id])).content.decode()
+    assert "It was to run once train had finished" in said and "it ended as cancelled" in said
+
+
+def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
+    soon = timezone.localtime() + dt.timedelta(hours=1)
+    data = ask_data(
+        world, kind="job", command="true", length="8", wanted_by=f"{soon:%Y-%m-%dT%H:%M}", prefer="rack=r1, disk=fast"
+    )
+    said = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
+    assert "and expected to be done at" in said and "--prefer rack=r1" in said
+    wrong = ask_data(world, kind="job", command="true", prefer="fast")
+    assert "is no label" in signed_in(world.vision.member).post(reverse("ask"), wrong).content.decode()
+
+
+def test_a_team_reads_what_it_used_of_its_gpu_hours(world: World) -> None:
+    services.change_quota(
+        team=world.vision.team, pool=world.shared, model=H100, guaranteed_slots=8 * 840, borrow_limit_slots=None,
+        gpu_hours=500, period="week", now=world.now,
+    )  # fmt: skip
+    address = reverse("team", args=["vision"])
+    client = signed_in(world.vision.lead)
+    assert "500 a week, not counted yet" in client.get(address).content.decode()
+    quota_hours.count(timezone.now())
+    assert "0 of 500 used this week" in client.get(address).content.decode()
+    form = client.get(reverse("quota-change", args=["vision"])).content.decode()
+    assert "GPU-hours" in form and "It only borrows until the period is over" in form
