@@ -90,7 +90,7 @@ class Cycle:
         board.place(queued, units, Placement(queued.id, ids, room.borrowed, code, why, until))
         if queued.reservation is None:
             slots, end = board.need_slots(queued.ask, kind), board.now + expected_seconds(queued)
-            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end)
+            board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end, queued.preemptible)
         self.waiting.note_placed(queued, units)
 
     def _start_code(self, queued: Queued, kind: int, room: Room) -> str:

@@ -70,12 +70,13 @@ class Quotas:
 @dataclass(slots=True)
 class KeptRoom:
     """Room within a team's limit that its work waits for, until its ``blockers`` end: from ``start`` (s) on, work behind it
-    may add ``left`` slots."""
+    may add ``left`` slots. ``firm``: room within the guarantee for what may not be evicted; what may be is no matter."""
 
     workload: int
     start: int
     blockers: tuple[int, ...]
     left: int
+    firm: bool
 
 
 class Ledger:
@@ -99,15 +100,15 @@ class Ledger:
         self.firm[team, model] += 0 if preemptible else slots
         self.version[team] += 1
 
-    def leaves_room(self, team: int, model: str, slots: int, end: int) -> bool:
+    def leaves_room(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> bool:
         """Would work that is over at ``end`` leave the room that work of its team in front of it waits for?"""
         kept = self.kept_room.get((team, model))
-        return kept is None or end <= kept.start or slots <= kept.left
+        return kept is None or end <= kept.start or slots <= kept.left or (kept.firm and preemptible)
 
-    def use_room(self, team: int, model: str, slots: int, end: int) -> None:
+    def use_room(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> None:
         """Work that is over at ``end`` was given so many slots."""
         kept = self.kept_room.get((team, model))
-        if kept is not None and end > kept.start:
+        if kept is not None and end > kept.start and not (kept.firm and preemptible):
             kept.left -= slots
 
     def bind(self, team: int, model: str, slots: int) -> None:

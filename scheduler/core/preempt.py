@@ -406,6 +406,8 @@ class Search:
 
     def _let_off(self, taking: Taking) -> None:
         """Drop every victim that proves unnecessary, the dearest first: one whose hosts are not needed without it."""
+        if len(taking.victims) == 1:
+            return  # without it nothing would do: who needs nobody to go does not come here
         serving = taking.count_serving()
         for victim in sorted(taking.victims, key=self._dearest_first):
             hosts = [host for host, _ in taking.freed_by(victim)]
