@@ -12,7 +12,7 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
 from scheduler import commands, locks, nudge
-from scheduler.attempts import COMES_BACK
+from scheduler.attempts import COMES_BACK, LOST
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
 from scheduler.dependencies import After, awaited
@@ -185,7 +185,8 @@ def cancel_workload(workload: Workload, *, now: datetime) -> bool:
 def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
     """Make it end with ``code``: at once where it waits, by a stop command where it holds units.
 
-    One that is being evicted or drained, and would come back, ends with ``code`` instead. False when there is nothing to stop.
+    One that is being stopped for something else and may come back ends with ``code`` instead. False when there is nothing to
+    stop.
     """
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state == WorkloadState.QUEUED:
@@ -211,7 +212,9 @@ def end_queued(workload: Workload, *, code: str, now: datetime, numbers: Mapping
 
 
 def _ends_for_good(workload: Workload, code: str) -> bool:
-    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=COMES_BACK).update(stop_requested=str(code))
+    """What is stopped because a part of its gang has ended has no request of its own; it may come back like the others."""
+    may_come_back = ("", *COMES_BACK, *LOST)
+    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=may_come_back).update(stop_requested=str(code))
     if changed:
         workload.stop_requested = str(code)
     return bool(changed)
