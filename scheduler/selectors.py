@@ -11,7 +11,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
-from scheduler.models import Allocation, BoundUnit, Host, Pool, Unit, Workload
+from scheduler.models import Allocation, BoundUnit, Host, Pool, Project, Unit, Workload, WorkloadKind
 from scheduler.states import AdminState, LeaseState, RepairState
 
 
@@ -116,8 +116,17 @@ def fairness(pool: Pool, now: datetime) -> list[explain.FairnessRow]:
 def sooner(workload: Workload, now: datetime) -> list[explain.Alternative]:
     """What a waiting workload could ask for instead to start sooner; empty when nothing would help. Of priorities, those
     that its team may use. Its project and team are loaded."""
-    highest = model.Priority(workload.project.team.highest_priority)
-    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now), highest)
+    allowed = allowed_otherwise(workload.kind, workload.project, now)
+    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now), allowed)
+
+
+def allowed_otherwise(kind: str, project: Project, now: datetime) -> explain.Allowed:
+    """What work of a project could ask for to start sooner: only jobs have a priority, or may be preemptible, which is of use
+    while the budget allows borrowing. The project's team is loaded."""
+    if kind != WorkloadKind.JOB:
+        return explain.Allowed()
+    budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
+    return explain.Allowed(model.Priority(project.team.highest_priority), budget.may_borrow)
 
 
 def before(workload: Workload, now: datetime) -> list[tuple[Turn, Part]]:

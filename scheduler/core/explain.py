@@ -51,6 +51,14 @@ class Changed(StrEnum):
     PRIORITY = "priority"
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a workload may ask for otherwise beside its hardware and time."""
+
+    priority: Priority = Priority.LOW  # the highest
+    preemptible: bool = False  # may it be made so, and borrow then?
+
+
 ONE_IS_ENOUGH = ((Changed.RUNTIME,), (Changed.PRIORITY,))  # the least change that does as well
 
 
@@ -81,18 +89,18 @@ class WhatIf:
         return next(answer for answer in answers if answer.workload == queued.id)
 
 
-def sooner(snapshot: Snapshot, workload: int, now: int, highest_priority: Priority = Priority.LOW) -> list[Alternative]:
-    """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, to be
-    preemptible, a priority up to ``highest_priority``.
+def sooner(snapshot: Snapshot, workload: int, now: int, allowed: Allowed = Allowed()) -> list[Alternative]:
+    """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, and as
+    far as it is ``allowed`` to be preemptible and a higher priority.
 
     Those that start now come first, then by expected start; within these the least different ask first. Empty when the
     workload is unknown or nothing would help. The work is bounded: in a pool with very much in it fewer ways are tried.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
-    return [] if queued is None else sooner_than(snapshot, queued, now, highest_priority)
+    return [] if queued is None else sooner_than(snapshot, queued, now, allowed)
 
 
-def sooner_than(snapshot: Snapshot, queued: Queued, now: int, highest_priority: Priority) -> list[Alternative]:
+def sooner_than(snapshot: Snapshot, queued: Queued, now: int, allowed: Allowed) -> list[Alternative]:
     """The same for a workload that need not wait yet."""
     pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
     if pool is None or queued.gate or queued.reservation is not None:
@@ -103,7 +111,7 @@ def sooner_than(snapshot: Snapshot, queued: Queued, now: int, highest_priority: 
         return []
     found: list[tuple[int, int, Alternative]] = []
     tried = max(LEAST_TRIED, min(MOST_TRIED, WORK // (1 + len(snapshot.queued) + len(snapshot.running))))
-    for rank, (other, changed) in enumerate(_other_ways(snapshot, queued, highest_priority)[:tried]):
+    for rank, (other, changed) in enumerate(_other_ways(snapshot, queued, allowed)[:tried]):
         said = what_if.answer(other)
         start = now if isinstance(said, Placement) else said.expected_start
         if start is None or (answer.expected_start is not None and start >= answer.expected_start):
@@ -124,9 +132,7 @@ def sooner_than(snapshot: Snapshot, queued: Queued, now: int, highest_priority: 
     return [alternative for _, _, alternative in found[:MOST_ALTERNATIVES]]
 
 
-def _other_ways(
-    snapshot: Snapshot, queued: Queued, highest_priority: Priority
-) -> list[tuple[Queued, tuple[Changed, ...]]]:
+def _other_ways(snapshot: Snapshot, queued: Queued, allowed: Allowed) -> list[tuple[Queued, tuple[Changed, ...]]]:
     """Workloads like this one, the least different first: one thing changed, then model and size together."""
     ask = queued.ask
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
@@ -140,9 +146,9 @@ def _other_ways(
     ways += [(replace(queued, ask=less), (Changed.UNITS,)) for less in units]
     ways += [(replace(queued, ask=less), (Changed.HOSTS,)) for less in fewer]
     ways += [(_shorter(queued, seconds), (Changed.RUNTIME,)) for seconds in _runtimes(queued)]
-    if not queued.preemptible:
+    if allowed.preemptible and not queued.preemptible:
         ways.append((replace(queued, preemptible=True, may_borrow=True), (Changed.PREEMPTIBLE,)))
-    higher = [p for p in Priority if queued.priority < p <= highest_priority]
+    higher = [p for p in Priority if queued.priority < p <= allowed.priority]
     ways += [(replace(queued, priority=priority), (Changed.PRIORITY,)) for priority in higher]
     for less, size in [*((a, Changed.UNITS) for a in units), *((a, Changed.HOSTS) for a in fewer)]:
         ways += [(replace(queued, ask=replace(less, models=model)), (size, Changed.MODEL)) for model in others]

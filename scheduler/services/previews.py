@@ -54,7 +54,7 @@ def preview_workload(
         reservation=reservation.pk if reservation else None,
     )  # fmt: skip
     answer = explain.preview(taken, queued, snapshot.seconds(now))
-    effect = selectors.quota_effect(taken, team=project.team_id, pool=pool.pk)
+    effect = selectors.quota_effect(team=project.team_id, pool=pool.pk, now=now)
     said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
     said |= {"likely": None, "past_starts": None, "sooner": []}
     said["predicted_seconds"] = queued.predicted_seconds
@@ -63,8 +63,8 @@ def preview_workload(
     expected = _moment(answer.expected_start)
     said["past_starts"] = past = estimates.records([pool.pk], now)[pool.pk]
     said["likely"] = estimates.range_of(past, expected, now)
-    highest = model.Priority(project.team.highest_priority)
-    said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), highest)
+    allowed = selectors.allowed_otherwise(columns.get("kind", ""), project, now)
+    said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), allowed)
     return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from scheduler.core import explain
-from scheduler.core.explain import Basis, Changed, compare, drain_effect, fairness_table, preview, sooner, turns_of
+from scheduler.core.explain import (
+    Allowed,
+    Basis,
+    Changed,
+    compare,
+    drain_effect,
+    fairness_table,
+    preview,
+    sooner,
+    turns_of,
+)
 from scheduler.core.model import (
     SLOTS_PER_GPU,
     Ask,
@@ -97,7 +107,9 @@ def test_less_time_before_a_reservation_and_a_higher_priority_are_tried_too() ->
     low = Running(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + 9 * HOUR, preemptible=True)
     snapshot = two_models(queued=(replace(waits(1, Ask(2, models=("H100",)))),), quotas=(Quota(1, 1, "H100", 8 * GPU),))
     snapshot = replace(snapshot, running=(*snapshot.running, low))
-    assert [way.priority for way in sooner(snapshot, 1, NOW, Priority.HIGH) if Changed.PRIORITY in way.changed] == [2]
+    assert [
+        way.priority for way in sooner(snapshot, 1, NOW, Allowed(Priority.HIGH)) if Changed.PRIORITY in way.changed
+    ] == [2]
     assert not [
         way for way in sooner(snapshot, 1, NOW) if Changed.PRIORITY in way.changed
     ]  # not one that is not allowed
