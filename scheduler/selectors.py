@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
 from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
-from scheduler.models import Allocation, BoundUnit, Host, Pool, Project, Unit, Workload, WorkloadKind
-from scheduler.states import AdminState, LeaseState, RepairState
+from scheduler.models import Allocation, BoundUnit, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
+from scheduler.states import AdminState, LeaseState, RepairState, ReservationState
+
+SLOTS = F("slots__endswith") - F("slots__startswith")
 
 
 def is_free(now: datetime) -> Q:
@@ -68,19 +71,17 @@ def occupancy(pool: Pool, now: datetime) -> list[Occupancy]:
     return [Occupancy(name, *sums[name]) for name in sorted(sums)]
 
 
-def held_by_team(taken: model.Snapshot, pool: int) -> dict[tuple[int, str], int]:
-    """Slots held per team and GPU model in one pool; a reservation's bound units count as its team's, used or not."""
-    units = {unit.id: unit for unit in taken.units}
-    sums: dict[tuple[int, str], int] = defaultdict(int)
-    inside = {reservation.id for reservation in taken.reservations if reservation.units}
-    for running in taken.running:
-        if running.pool == pool and running.reservation not in inside:
-            for unit in running.units:
-                sums[running.team, units[unit].model] += units[unit].slots
-    for reservation in taken.reservations:
-        for unit in reservation.units if reservation.pool == pool else ():
-            if unit in units:
-                sums[reservation.team, units[unit].model] += units[unit].slots
+def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, str], int]:
+    """Slots that teams hold, by (team, pool, GPU model): what runs outside active reservations, and what is bound to
+    reservations, used or not. Two queries."""
+    sums: dict[tuple[int, int, str], int] = defaultdict(int)
+    outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
+    outside = outside.exclude(reservation__state=ReservationState.ACTIVE)
+    bound = BoundUnit.objects.filter(reservation__project__team__in=teams, period__contains=now)
+    for rows, team in ((outside, "project__team_id"), (bound, "reservation__project__team_id")):
+        keys = (team, "unit__gpu__host__pool_id", "unit__gpu__model")
+        for owner, pool, model_name, slots in rows.values_list(*keys).annotate(slots_held=Sum(SLOTS)):
+            sums[owner, pool, model_name] += slots
     return dict(sums)
 
 
@@ -98,13 +99,12 @@ class QuotaUse:
         return max(0, self.held - self.guaranteed)
 
 
-def quota_effect(taken: model.Snapshot, *, team: int, pool: int) -> list[QuotaUse]:
+def quota_effect(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
     """What a team is guaranteed and holds in a pool, by model: what a new workload comes on top of."""
-    held = held_by_team(taken, pool)
-    mine = [quota for quota in taken.quotas if quota.team == team and quota.pool == pool]
+    held = held_by_team([team], now)
+    mine = Quota.objects.filter(team=team, pool=pool).order_by("model")
     return [
-        QuotaUse(q.model, q.guaranteed, held.get((team, q.model), 0), q.borrow_limit)
-        for q in sorted(mine, key=lambda q: q.model)
+        QuotaUse(q.model, q.guaranteed_slots, held.get((team, pool, q.model), 0), q.borrow_limit_slots) for q in mine
     ]
 
 

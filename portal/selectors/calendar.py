@@ -15,9 +15,9 @@ from django.db.models import Count, Max, Min, Q, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from portal.selectors.work import SLOTS
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Gpu, MaintenanceWindow, Pool, Reservation, Team
+from scheduler.selectors import SLOTS
 from scheduler.states import ReservationState
 
 MOST_BOOKINGS = 3000

@@ -181,7 +181,7 @@ def why_them(mine: Workload, theirs: Workload, now: datetime) -> WhyThem | None:
 def _facts_of(workload: Workload, turn: Turn | None, taken: Snapshot, now: datetime) -> dict[str, Any]:
     """What the rules look at in one workload; times in seconds since the epoch, shares in GPU-hours by weight."""
     running = next((row for row in taken.running if row.id == workload.pk), None)
-    quotas = engine.quota_effect(taken, team=workload.project.team_id, pool=workload.pool_id)
+    quotas = engine.quota_effect(team=workload.project.team_id, pool=workload.pool_id, now=now)
     wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
     facts: dict[str, Any] = {
         "team": workload.project.team.name,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
@@ -15,11 +15,11 @@ from portal.selectors import moves, starts, stops, use
 from portal.selectors.moves import Move
 from portal.selectors.starts import Likely
 from portal.selectors.stops import Stop
+from scheduler import selectors as engine
 from scheduler.core.estimates import PastStarts
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import (
     Allocation,
-    BoundUnit,
     Decision,
     MaintenanceWindow,
     Pool,
@@ -38,7 +38,6 @@ from telemetry.months import month_of
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
 GOING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
 PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
-SLOTS = F("slots__endswith") - F("slots__startswith")
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
     teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
     if not teams:
         return []
-    held = held_now([team.pk for team in teams], now)
+    held = engine.held_by_team([team.pk for team in teams], now)
     quotas = Quota.objects.filter(team__in=teams).select_related("pool").order_by("pool__name", "-model")
     lines: dict[int, list[QuotaLine]] = {}
     for quota in quotas:
@@ -241,12 +240,17 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
     ]
 
 
-def quota_lines(team: Team, pool: Pool, now: datetime) -> list[QuotaLine]:
-    """A team's guarantees in one pool and what it holds of them."""
-    held = held_now([team.pk], now)
+def quota_lines(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaLine]:
+    """A team's guarantees in one pool and what it holds of them, in GPUs."""
     return [
-        _quota_line(quota, held)
-        for quota in Quota.objects.filter(team=team, pool=pool).select_related("pool").order_by("model")
+        QuotaLine(
+            pool=pool.name,
+            model=use.model,
+            guaranteed=use.guaranteed / SLOTS_PER_GPU,
+            held=use.held / SLOTS_PER_GPU,
+            borrow_limit=None if use.borrow_limit is None else use.borrow_limit / SLOTS_PER_GPU,
+        )
+        for use in uses
     ]
 
 
@@ -258,19 +262,6 @@ def _quota_line(quota: Quota, held: dict[tuple[int, int, str], int]) -> QuotaLin
         held=held.get((quota.team_id, quota.pool_id, quota.model), 0) / SLOTS_PER_GPU,
         borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
     )
-
-
-def held_now(teams: Sequence[int], now: datetime) -> dict[tuple[int, int, str], int]:
-    """Slots by (team, pool, model): allocations outside reservations, and what is bound to reservations, used or not."""
-    sums: dict[tuple[int, int, str], int] = {}
-    outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
-    outside = outside.exclude(reservation__state=ReservationState.ACTIVE)
-    bound = BoundUnit.objects.filter(reservation__project__team__in=teams, period__contains=now)
-    for rows, team in ((outside, "project__team_id"), (bound, "reservation__project__team_id")):
-        keys = (team, "unit__gpu__host__pool_id", "unit__gpu__model")
-        for owner, pool, model, slots in rows.values_list(*keys).annotate(slots_held=Sum(SLOTS)):
-            sums[owner, pool, model] = sums.get((owner, pool, model), 0) + slots
-    return sums
 
 
 # -- what is ahead -----------------------------------------------------------------------------------------------------

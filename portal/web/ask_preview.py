@@ -121,6 +121,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     arguments.pop("why")
     arguments["name"] = arguments["name"] or "preview"
     answer = reservations.preview_reservation(actor=user, now=now, **arguments)
+    uses = engine.quota_effect(team=form.project_chosen.team.pk, pool=arguments["pool"].pk, now=now)
     start, end = arguments["start"], arguments["end"]
     context: dict[str, Any] = {
         "fits": answer["fits"],
@@ -134,7 +135,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
             f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}",
             now,
         ),
-        "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
+        "quota": _quota(form, quota_lines(uses, arguments["pool"]), answer["gpus"]),
     }
     fix = context["windows"][0] if context["windows"] else None
     context["room"] = _room(form, start if answer["fits"] else fix and fix["start"], now)
@@ -193,7 +194,7 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "sooner": [_another_way(other, now) for other in answer["sooner"]],
         "reason": wording.reason(answer["code"], answer["numbers"], user),
         "price": _price(form, answer, answer["longest_cost"], text, now),
-        "quota": _quota(form, quota_lines(form.project_chosen.team, arguments["pool"], now), answer["gpus"]),
+        "quota": _quota(form, quota_lines(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
     }
     if answer["wish"]:
         context["warnings"] = [{"text": answer["wish"]}]
