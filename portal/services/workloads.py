@@ -189,7 +189,7 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
         named = ", ".join(sorted(workload.environment))
-        words = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none, as environment."
+        words = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none."
         raise Invalid({"environment": words})
     given: dict[str, Any] = {
         "project": workload.project,
