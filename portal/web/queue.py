@@ -173,7 +173,7 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
     context = {
         "mine": mine,
         "theirs": theirs,
-        "sides": [_side("It", theirs, now), _side("Yours" if mine.owner_id == user.pk else "This one", mine, now)],
+        "sides": [_side("The other", theirs, now), _side("Yours" if mine.owner_id == user.pk else "This one", mine, now)],
         "rule": wording.why_first(found.rule, found.numbers) if found else "",
         "without": _without(found, user) if found else "",
     }

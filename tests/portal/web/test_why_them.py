@@ -198,3 +198,21 @@ def test_operators_read_why_these_gpus(world: World) -> None:
     assert "Why these GPUs" in signed_in(world.operator).get(address).content.decode()
     assert "Why these GPUs" not in signed_in(world.vision.member).get(address).content.decode()
     assert wording.place_terms({"waste_before": 1}) == []
+
+
+def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: World) -> None:
+    full(world)
+    waiting = waits(world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive")
+    for way in reads.sooner(waiting, world.now + 2 * MINUTE):
+        assert not {"priority", "preemptible"} & set(way.changed)
+
+
+def test_another_way_leads_to_the_form_filled_in_so(world: World) -> None:
+    full(world)
+    mine = waits(world, world.vision, "mine", preemptible=False, max_runtime_seconds=8 * 3600)
+    form = signed_in(world.vision.member).get(
+        reverse("ask") + f"?kind=job&from={mine.public_id}&units=2&hosts=2&seconds=7200&priority=high&preemptible=1"
+    )
+    initial = form.context["form"].initial
+    assert (initial["hosts"], initial["priority"], initial["preemptible"]) == (2, "high", True)
+    assert (int(initial["length"]), initial["length_unit"]) == (2, "hours")
