@@ -294,6 +294,12 @@ class AskForm(VerbForm):
         }
 
     @property
+    def more_is_used(self) -> bool:
+        """Whether something stands, or is wrong, in the part of the form that is folded otherwise."""
+        names = ("after", "array", "wanted_by", "prefer", "spread")
+        return any(self[name].value() or self[name].errors for name in names)
+
+    @property
     def recurs(self) -> bool:
         """Whether it is a reservation on several days."""
         return self.kind_chosen == "reservation" and bool(self.cleaned_data.get("repeat"))

@@ -88,7 +88,7 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         "may_cancel": row.waiting + row.running > 0 and policy.may(user, "workload.change", row),
         "loss": ARRAY_LOSS,
     }
-    return live.page(request, "work/array.html", "work/workload_rows.html", context, topics=["queue"], now=now)
+    return live.page(request, "work/array.html", "work/array_part.html", context, topics=["queue"], now=now)
 
 
 @signed_in
