@@ -36,7 +36,20 @@ from scheduler.models import JobArray, Reservation, Series, Workload
 
 REMEMBERED = "last_ask"
 NOT_REMEMBERED = frozenset(
-    {"csrfmiddlewaretoken", "name", "start", "why", "use_start", "use_units", "repeat", "until", "after", "array", "wanted_by"}
+    {
+        "csrfmiddlewaretoken",
+        "name",
+        "start",
+        "why",
+        "use_start",
+        "use_units",
+        "use_way",
+        "repeat",
+        "until",
+        "after",
+        "array",
+        "wanted_by",
+    }
 )
 
 
@@ -68,7 +81,7 @@ def answer(request: HttpRequest, kind: str) -> HttpResponse:
     if request.method != "POST":
         form = AskForm(initial=_initial(request, user, now, kind, options), options=options)
         return _page(request, form, options, user, now)
-    if "use_start" in request.POST or "use_units" in request.POST:
+    if {"use_start", "use_units", "use_way"} & set(request.POST):
         form = AskForm(_with_fix(request.POST), options=options)
         return _page(request, form, options, user, now)
     form = AskForm(request.POST, options=options)
@@ -165,7 +178,7 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options
     if kind == "notebook" and "type" not in remembered:
         initial["type"] = "interactive"
     initial |= _from_workload(request, user)
-    initial |= _from_address(request)
+    initial |= _from_address(request.GET)
     if initial["target"] not in targets_of(options.lines):
         initial["target"] = first_values(now, options.lines)["target"]
     return initial
@@ -179,10 +192,9 @@ def _from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
     return values_of(workload, user) if workload else {}
 
 
-def _from_address(request: HttpRequest) -> dict[str, Any]:
+def _from_address(given: QueryDict) -> dict[str, Any]:
     """A range of the calendar: target, units, start and end (ISO moments); another way to ask: hosts, seconds, priority and
     preemptible=1, too."""
-    given = request.GET
     found: dict[str, Any] = {}
     if given.get("target"):
         found["target"] = given["target"][:200]
@@ -222,6 +234,8 @@ def _with_fix(posted: QueryDict) -> QueryDict:
     start, units = posted.get("use_start", ""), posted.get("use_units", "")
     if start:
         changed["start"] = str(start)
+    for name, value in _from_address(QueryDict(str(posted.get("use_way", ""))[:1000])).items():
+        changed[name] = "" if value is None else "on" if value is True else str(value)
     if str(units).isascii() and str(units).isdigit():
         for name, value in count_values(int(str(units)[:6])).items():
             changed[name] = "" if value is None else str(value)

@@ -18,6 +18,7 @@ from portal.services import reservations, series, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
 from portal.web.home_cards import count_of
+from portal.web.queue import way_in_form
 from scheduler import selectors as engine
 from scheduler.core.explain import Alternative
 from scheduler.core.model import WHOLE
@@ -191,7 +192,7 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "expected_start": answer["expected_start"],
         "likely": wording.likely_start(answer["expected_start"], answer["likely"], now),
         "record": wording.past_starts(answer["past_starts"]) if answer["past_starts"] else "",
-        "sooner": [_another_way(other, now) for other in answer["sooner"]],
+        "sooner": [_another_way(other, arguments["pool"], now) for other in answer["sooner"]],
         "reason": wording.reason(answer["code"], answer["numbers"], user),
         "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
@@ -203,10 +204,11 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     return context
 
 
-def _another_way(other: Alternative, now: datetime) -> dict[str, Any]:
+def _another_way(other: Alternative, pool: Pool, now: datetime) -> dict[str, Any]:
     start = None if other.expected_start is None else datetime.fromtimestamp(other.expected_start, UTC)
     starts = wording.likely_start(start, None, now)
-    return {"label": wording.another_way(other), "now": other.starts_now, "starts": starts}
+    value = way_in_form(other, pool.slug)
+    return {"label": wording.another_way(other), "now": other.starts_now, "starts": starts, "value": value}
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------

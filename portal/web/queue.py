@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -173,7 +174,10 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
     context = {
         "mine": mine,
         "theirs": theirs,
-        "sides": [_side("The other", theirs, now), _side("Yours" if mine.owner_id == user.pk else "This one", mine, now)],
+        "sides": [
+            _side("The other", theirs, now),
+            _side("Yours" if mine.owner_id == user.pk else "This one", mine, now),
+        ],
         "rule": wording.why_first(found.rule, found.numbers) if found else "",
         "without": _without(found, user) if found else "",
     }
@@ -310,7 +314,6 @@ def _blocker(waiting: Workload, blocker: reads.Blocker, user: User, now: datetim
 
 
 def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[str, Any]:
-    ask = other.ask
     label = wording.another_way(other)
     starts = "now"
     if not other.starts_now and other.expected_start is not None:
@@ -320,17 +323,21 @@ def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[
             if local.date() == timezone.localtime(now).date()
             else f"{local:%a} {local.day} {local:%b %H:%M}"
         )
-    model = ask.models[0] if ask.models else ""
-    target = f"{workload.pool.slug}%7C{model}%7C{ask.profile}"
-    page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&units={ask.units}&target={target}"
-    page += f"&hosts={ask.hosts}" if workload.kind == WorkloadKind.JOB and ask.hosts != workload.hosts else ""
-    values = {
-        Changed.RUNTIME: f"&seconds={other.max_runtime_seconds}",
-        Changed.PREEMPTIBLE: "&preemptible=1",
-        Changed.PRIORITY: f"&priority={wording.PRIORITY_WORDS[int(other.priority)]}",
-    }
-    page += "".join(values[changed] for changed in other.changed if changed in values)
+    page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&{way_in_form(other, workload.pool.slug)}"
     return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
+
+
+def way_in_form(other: Alternative, pool: str) -> str:
+    """Another way to ask, as the request form takes it in its address."""
+    ask = other.ask
+    given = {"units": str(ask.units), "target": f"{pool}|{ask.models[0] if ask.models else ''}|{ask.profile}"}
+    values = {
+        Changed.HOSTS: ("hosts", str(ask.hosts)),
+        Changed.RUNTIME: ("seconds", str(other.max_runtime_seconds)),
+        Changed.PREEMPTIBLE: ("preemptible", "1"),
+        Changed.PRIORITY: ("priority", wording.PRIORITY_WORDS[int(other.priority)]),
+    }
+    return urlencode(given | dict(values[changed] for changed in other.changed if changed in values))
 
 
 def _words(totals: reads.Totals, seen: int | None) -> str:

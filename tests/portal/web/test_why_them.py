@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import time_machine
 from django.db import connection
+from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -20,7 +21,7 @@ from scheduler.core.ordering import Part
 from scheduler.models import StartEstimate, Workload
 from tests.portal.web.work_samples import signed_in
 from tests.scheduler.test_life_of_a_job import job
-from tests.world import TeamOfWorld, World
+from tests.world import H100, TeamOfWorld, World
 
 pytestmark = pytest.mark.django_db
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -216,3 +217,22 @@ def test_another_way_leads_to_the_form_filled_in_so(world: World) -> None:
     initial = form.context["form"].initial
     assert (initial["hosts"], initial["priority"], initial["preemptible"]) == (2, "high", True)
     assert (int(initial["length"]), initial["length_unit"]) == (2, "hours")
+
+
+def test_a_preview_says_what_would_start_sooner_and_a_button_takes_it_over(world: World) -> None:
+    full(world)
+    client = signed_in(world.vision.member)
+    data = {
+        "kind": "job", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "8",
+        "length": "8", "length_unit": "hours", "command": "true", "type": "training", "priority": "normal",
+    }  # fmt: skip
+    asked = client.post(reverse("ask-preview"), data)
+    assert asked.context["preview"]["sooner"], asked.content.decode()
+    for way in asked.context["preview"]["sooner"]:
+        wanted = QueryDict(way["value"])
+        form = client.post(reverse("ask"), data | {"use_way": way["value"]}).context["form"]
+        assert form["target"].value() == wanted["target"]
+        assert wanted["units"] in (form["count"].value(), form["units_other"].value())
+        assert bool(form["preemptible"].value()) == ("preemptible" in wanted)
+    assert not Workload.objects.filter(command="true").exists()  # a button fills in, it does not submit
+    assert client.post(reverse("ask"), data | {"use_way": "units=-1&target=%00&seconds=9e9"}).status_code == 200
