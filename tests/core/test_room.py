@@ -1,0 +1,98 @@
+"""Room made by eviction: what is kept for whom it is made, and whom it costs least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from scheduler.core.model import (
+    SLOTS_PER_GPU,
+    Ask,
+    Host,
+    Policy,
+    Pool,
+    PoolKind,
+    Priority,
+    Queued,
+    Quota,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.planner import plan
+from scheduler.core.reasons import Code
+from scheduler.core.verify import violations
+
+NOW = 1_000_000
+HOUR = 3600
+SLICE = "1g.10gb"
+
+
+def running(number: int, units: tuple[int, ...], saved_ago: int = HOUR, **more: object) -> Running:
+    row = Running(number, 1, 1, 1, 1, units, NOW - 10 * HOUR, NOW + HOUR, NOW + HOUR, Priority.LOW, preemptible=True)
+    return replace(row, checkpoint_at=NOW - saved_ago, **more)  # type: ignore[arg-type]
+
+
+def queued(number: int, ask: Ask, priority: Priority = Priority.NORMAL) -> Queued:
+    return Queued(number, 1, 1, 1, 1, ask, NOW, HOUR, HOUR // 2, priority)
+
+
+def one_team(hosts: dict[int, list[Unit]], work: list[Running], waiting: list[Queued], cpu: int = 0) -> Snapshot:
+    units = [unit for here in hosts.values() for unit in here]
+    return Snapshot(
+        1,
+        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
+        hosts=tuple(Host(host, f"h{host}", 1, cpu_milli=cpu) for host in hosts),
+        units=tuple(units),
+        teams=(Team(1, "red"),),
+        quotas=(Quota(1, 1, "H100", sum(unit.slots for unit in units)),),
+        queued=tuple(waiting),
+        running=tuple(work),
+    )
+
+
+def gpus(host: int, count: int) -> list[Unit]:
+    return [Unit(host * 100 + n, host, host * 100 + n, "H100") for n in range(count)]
+
+
+def test_cpu_is_kept_beside_units_that_others_leave() -> None:
+    slices = [Unit(200 + n, 1, 200, "H100", SLICE, SLOTS_PER_GPU // 7) for n in range(7)]
+    waiting = [queued(1, Ask(2, cpu_milli=32_000), Priority.HIGH), queued(2, Ask(1, profile=SLICE, cpu_milli=16_000))]
+    snapshot = one_team({1: [*gpus(1, 2), *slices]}, [running(50, (100,))], waiting, cpu=40_000)
+    planned = plan(snapshot, NOW)
+    assert [(e.workload, e.for_workload) for e in planned.evictions] == [(50, 1)]
+    assert planned.placements == ()  # 2 has its slice, but the CPU is for 1
+    assert violations(snapshot, planned, NOW) == []
+    small = replace(snapshot, queued=(waiting[0], queued(2, Ask(1, profile=SLICE, cpu_milli=8_000))))
+    assert [p.workload for p in plan(small, NOW).placements] == [2]
+
+
+@pytest.mark.parametrize("need", range(1, 9))
+def test_on_one_host_the_cheapest_set_of_victims_goes(need: int) -> None:
+    """Against every set there is: work of 1, 2 and 3 GPUs that lost little, much, and most."""
+    work = [
+        running(50, (100,), 50 * 60),
+        running(51, (101, 102), 20 * 60),
+        running(52, (103, 104, 105), 15 * 60),
+        running(53, (106,), 10 * 60),
+        running(54, (107,), 55 * 60),
+    ]
+    cost = {row.id: (NOW - (row.checkpoint_at or 0)) * len(row.units) for row in work}
+    size = {row.id: len(row.units) for row in work}
+    snapshot = one_team({1: gpus(1, 8)}, work, [queued(1, Ask(need), Priority.HIGH)])
+    victims = {e.workload for e in plan(snapshot, NOW).evictions}
+    sets = [set(some) for n in range(1, 6) for some in combinations(cost, n) if sum(size[v] for v in some) >= need]
+    assert sum(cost[v] for v in victims) == min(sum(cost[v] for v in some) for some in sets)
+    assert violations(snapshot, plan(snapshot, NOW), NOW) == []
+
+
+def test_of_two_hosts_the_one_where_less_is_lost_is_cleared_and_gangs_go_whole() -> None:
+    work = [running(50, (100, 200), 60), running(51, (101,), 30 * 60), running(52, (201,), 5 * 60)]
+    snapshot = one_team({1: gpus(1, 2), 2: gpus(2, 2)}, work, [queued(1, Ask(2), Priority.HIGH)])
+    planned = plan(snapshot, NOW)
+    assert {e.workload for e in planned.evictions} == {50, 52}
+    assert [r.code for r in planned.refusals] == [Code.WAITS_FOR_EVICTION]
+    assert violations(snapshot, planned, NOW) == []
