@@ -362,6 +362,11 @@ class Walk(RuleBasedStateMachine):
         clock.reservation_clock(self.now)
         self.wake()
 
+    @rule(seconds=st.sampled_from((400, 75)))
+    def a_while_passes(self, seconds: int) -> None:
+        """Once more, so that enough of it does between what people do."""
+        self.time_passes(seconds)
+
     def wake(self) -> None:
         """What a nudge or the sweep does, while there is an engine."""
         if not self.asleep:
@@ -483,18 +488,3 @@ def test_what_is_promised_holds_whatever_happens() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-
-
-def test_zz_stats() -> None:
-    test_what_is_promised_holds_whatever_happens()
-    from scheduler.models import Decision, HostStateChange
-
-    with open("/tmp/trust/stats.txt", "w") as f:
-        print(Counter(Decision.objects.values_list("kind", "code")), file=f)
-        print(
-            Counter(Workload.objects.values_list("outcome", flat=True)),
-            Counter(Reservation.objects.values_list("state", flat=True)),
-            Counter(Submission.objects.values_list("state", flat=True)),
-            Counter(HostStateChange.objects.values_list("lease_state", flat=True)),
-            file=f,
-        )
