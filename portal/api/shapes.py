@@ -816,6 +816,9 @@ class SeriesPreview(Ser):
     windows = serializers.SerializerMethodField(help_text="the first that would do instead of that one")
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField(help_text="of each occurrence")
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True, help_text="of all occurrences")
+    currency = serializers.CharField()
 
     @extend_schema_field(WindowShape(many=True))
     def get_windows(self, answer: Any) -> Any:

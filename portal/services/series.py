@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,13 +13,15 @@ from django.db import transaction
 from portal import policy, wording
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
-from portal.services import audit
+from portal.services import audit, money
+from portal.services.asks import models_of
 from portal.services.reservations import Wish, checked_wish, windows_of
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Series
 from scheduler.recurrence import Recurrence, occurrences
+from telemetry.core.money import rounded
 
 MOST_OCCURRENCES = 100
 LONGEST_OCCURRENCE = timedelta(days=1)
@@ -92,7 +95,8 @@ def preview_series(
     profile: str = "", may_exceed_guarantee: bool = False, name: str = "preview", via: str = "web",
 ) -> dict[str, Any]:  # fmt: skip
     """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
-    ``windows`` (the first that would do instead of that one), ``needs_approval``. Raises Invalid, NotAllowed."""
+    ``windows`` (the first that would do instead of that one), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
+    (None: no price), ``price_per_hour``, ``currency``. Raises Invalid, NotAllowed."""
     policy.require(actor, "reservation.request", project)
     wish = checked_series(
         project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts,
@@ -100,7 +104,13 @@ def preview_series(
     )  # fmt: skip
     answers = engine.check_windows(now=now, **wish.columns)
     worst = first_misfit(answers)
+    price = money.price_of(pool=pool, models=wish.first.ask.models_wanted or models_of(pool), now=now)
+    per_hour = None if price is None else price * Decimal(str(wish.first.gpus))
+    hours = Decimal(int(sum((end - start).total_seconds() for start, end in wish.windows))) / 3600
     return {
+        "price_per_hour": None if per_hour is None else rounded(per_hour),
+        "price": None if per_hour is None else rounded(per_hour * hours),
+        "currency": money.currency(),
         "occurrences": len(wish.windows),
         "fits": worst is None,
         "sentence": "" if worst is None else misfit_words(wish, answers),

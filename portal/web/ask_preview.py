@@ -152,7 +152,10 @@ def _series(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     arguments["name"] = arguments["name"] or "preview"
     answer = series.preview_series(actor=user, now=now, **arguments)
     times = f"{answer['occurrences']} occurrences, {wording.weekdays(arguments['weekdays'])}."
+    length = duration(arguments["end"] - arguments["start"])
+    hourly = money(answer["price_per_hour"], answer["currency"])
     return {
+        "price": _price(form, answer, answer["price"], f"{answer['occurrences']} × {length} × {hourly}", now),
         "fits": answer["fits"],
         "needs_approval": answer["needs_approval"] and answer["fits"],
         "room": times,

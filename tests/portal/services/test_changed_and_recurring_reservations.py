@@ -12,6 +12,7 @@ from portal.models import AuditEvent, Submission
 from portal.services import approvals, reservations, series
 from scheduler import engine
 from scheduler.models import BoundUnit, Reservation, Series
+from telemetry.models import Price
 from tests.portal.services.test_reservations_and_approvals import reserve
 from tests.world import H100, World
 
@@ -147,6 +148,21 @@ def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
     with pytest.raises(Conflict, match="nothing to cancel"):
         series.cancel_series(actor=world.vision.member, series=whole, now=world.now)
     assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) -> None:
+    Price.objects.create(
+        model=H100, cost_per_gpu_hour="1", price_per_gpu_hour="2", valid_from=world.now, created_at=world.now
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "units": 2, "models": [H100],
+        "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR, "weekdays": ["tue", "wed"],
+        "until": date(2026, 3, 13), "now": world.now,
+    }  # fmt: skip
+    answer = series.preview_series(**given)
+    assert (answer["fits"], answer["occurrences"], answer["gpus"]) == (True, 4, 2)
+    assert answer["price"] == 4 * 9 * 2 * 2 and answer["price_per_hour"] == 4
+    assert not Series.objects.exists()
 
 
 def test_hours_are_by_the_clock_also_when_it_is_put_forward(world: World) -> None:
