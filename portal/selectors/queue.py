@@ -117,15 +117,16 @@ class Why:
 def why(workload: Workload, user: User, now: datetime) -> Why:
     """Everything about one waiting workload: what blocks it, who goes first, what would start sooner, how the teams of its
     pool stand."""
-    first, more = ahead(workload, user, now)
-    return Why(
-        blockers(workload, user),
-        sooner(workload, now),
-        fairness(workload.pool, workload.project.team_id, now),
-        first,
-        more,
-        starts.of_pools([workload.pool_id], now),
-    )
+    with one_answer.one_answer():
+        first, more = ahead(workload, user, now)
+        return Why(
+            blockers(workload, user),
+            sooner(workload, now),
+            fairness(workload.pool, workload.project.team_id, now),
+            first,
+            more,
+            starts.of_pools([workload.pool_id], now),
+        )
 
 
 def ahead(workload: Workload, user: User, now: datetime) -> tuple[list[Ahead], int]:
@@ -160,10 +161,11 @@ def why_them(mine: Workload, theirs: Workload, now: datetime) -> WhyThem | None:
     they can't be compared (any more)."""
     if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
         return None
-    found = engine.compare(mine, theirs, now)
+    with one_answer.one_answer():
+        found = engine.compare(mine, theirs, now)
+        taken = one_answer.take([mine.pool_id], now)
     if found is None:
         return None
-    taken = one_answer.take([mine.pool_id], now)
     rule = str(found.part or found.basis)
     if found.basis is Basis.THERE_FIRST:
         rule = str(found.basis)
