@@ -333,7 +333,8 @@ class Waiting:
     def _promised_to_others(self, queued: Queued, kinds: list[int]) -> Why:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
         board, need = self.board, queued.ask.total_units
-        concerned = both(board.free, np.isin(board.kind, kinds))
+        takeable = fit.takeable(board, queued, fit.EVERYTHING)  # with what is kept for it, when others left for it
+        concerned = both(board.free if takeable is None else takeable, np.isin(board.kind, kinds))
         free = int(concerned.sum())
         if self._fits_ignoring(queued, kinds, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
