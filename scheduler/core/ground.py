@@ -111,11 +111,14 @@ class Ground:
         self._asks_by_row[id(ask)] = number, ask  # the ask is kept, so that no other object gets its id
         return number
 
+    @property
+    def knows_many_asks(self) -> bool:
+        return len(self._asks_by_row) > MOST_ASKS_KNOWN
+
     def forget_asks(self) -> None:
-        """Start the numbering over when it has grown too long. Only between cycles."""
-        if len(self._asks_by_row) > MOST_ASKS_KNOWN:
-            for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting, self._roomy):
-                known.clear()
+        """Start the numbering over. Only between cycles."""
+        for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting, self._roomy):
+            known.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:
         """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""

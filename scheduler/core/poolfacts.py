@@ -69,3 +69,6 @@ class PoolFacts:
 
     def change_queued(self, gone: Iterable[int], rows: Iterable[Queued]) -> None:
         self.queue.change(gone, rows)
+        if self.ground.knows_many_asks:
+            self.ground.forget_asks()
+            self._set_queue(self.queue.rows())  # it stands in groups by the numbers of asks

@@ -40,12 +40,13 @@ def test_a_standing_snapshot_changed_by_deltas_equals_a_fresh_one(
 @FEW
 @given(snapshots(), st.integers(0, 10**6))
 def test_the_order_in_which_a_delta_names_rows_does_not_matter(snapshot: Snapshot, seed: int) -> None:
-    rows: dict[str, Any] = {}
+    rows: Any = {}
     for table in fields(snapshot):
         value = getattr(snapshot, table.name)
         rows[table.name] = random.Random(seed).sample(value, len(value)) if isinstance(value, tuple) else value
     standing = Standing(Snapshot(epoch=0))
-    standing.change(Delta(**{name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()}))
+    arguments: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()}
+    standing.change(Delta(**arguments))
     assert standing.snapshot() == in_order(snapshot)
     assert repr(standing.plan(NOW)) == repr(plan(snapshot, NOW))
 
@@ -107,3 +108,15 @@ def test_what_has_not_changed_is_not_planned_again(monkeypatch: pytest.MonkeyPat
     first = standing.plan(NOW)
     monkeypatch.setattr("scheduler.core.warm.plan_pools", lambda *_: pytest.fail("planned again"))
     assert standing.plan(NOW) == first
+
+
+def test_the_numbers_of_asks_start_over_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.core.ground.MOST_ASKS_KNOWN", 20)
+    before = crowded(1, NOW, waiting=15)
+    standing = Standing(before)
+    for seed in range(2, 12):
+        after = replace(before, queued=crowded(seed, NOW, waiting=15).queued)
+        standing.change(difference(before, after))
+        assert repr(standing.plan(NOW)) == repr(plan(after, NOW))
+        assert len(standing._pools[1].ground._asks_by_row) <= 20 + 15
+        before = after
