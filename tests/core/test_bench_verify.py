@@ -48,3 +48,14 @@ def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench, "plan", forgetful)
     small = bench.reduced(crowded(3, NOW), "every waiting workload gets exactly one answer", NOW, 1)
     assert len(small.queued) == 1 and not (small.running or small.hosts or small.units or small.reservations)
+
+
+def test_a_pool_without_a_plan_is_counted_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def helpless(snapshot: Snapshot, now: int) -> Plan:
+        if snapshot.running:
+            raise ValueError("no idea")
+        return plan(snapshot, now)
+
+    monkeypatch.setattr(bench, "plan", helpless)
+    small = bench.reduced(crowded(3, NOW), bench.A_PLAN, NOW, 1)
+    assert len(small.running) == 1 and not small.queued
