@@ -62,8 +62,8 @@ def prune(seen: str) -> int:
     reads everything afresh."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "DELETE FROM scheduler_change WHERE xid < pg_snapshot_xmax(%(seen)s::pg_snapshot)"
-            " AND pg_visible_in_snapshot(xid, %(seen)s::pg_snapshot)",
+            "DELETE FROM scheduler_change WHERE pg_visible_in_snapshot(xid, %(seen)s::pg_snapshot)"
+            " OR xid >= pg_snapshot_xmax(pg_current_snapshot())",  # restored from a server that had counted further
             {"seen": seen},
         )
         return int(cursor.rowcount)

@@ -382,6 +382,18 @@ def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
     assert _feed_rows() == 0
 
 
+def test_rows_of_the_feed_that_came_with_a_backup_of_another_server_do_not_stay(world: World) -> None:
+    """Their transactions' numbers may lie ahead of this server's: they would be news for ever."""
+    warm = Warm()
+    epoch = leadership.lead("test", world.now) or 0
+    warm.refresh(epoch, world.now)
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO scheduler_change VALUES ('9000000000000000000', 'everything', 0), ('1', 'host', 1)")
+    for _ in range(3):
+        warm.refresh(epoch, world.now)
+    assert _feed_rows() == 0 and warm.full_readings == 2
+
+
 def test_agents_that_only_report_are_no_change(world: World) -> None:
     warm = Warm()
     epoch = leadership.lead("test", timezone.now()) or 0
