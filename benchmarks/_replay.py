@@ -6,6 +6,7 @@ count. So what is measured is the default order with its holds, on the real plan
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -106,6 +107,24 @@ class Replay:
             if self.events % PROGRESS_EVERY == 0:
                 waiting = len(self.simulation.queued)
                 print(f"{self.events} jobs are over, {waiting} wait", file=sys.stderr, flush=True)
+
+
+def number_from(low: int, high: int = 1_000_000) -> Callable[[str], int]:
+    """An argument that is a whole number in that range."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text[:20]) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def must_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
+    """SystemExit with a sentence when a job would wait for ever, or there is none."""
+    largest = max((job.nodes for job in jobs), default=0)
+    if not jobs or largest > nodes:
+        raise SystemExit(f"gpupool: {len(jobs)} jobs, the largest on {largest} nodes, do not fit on {nodes} nodes")
 
 
 def trace_file(given: str | None, *usual: str) -> Path:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks._baselines import percentile
-from benchmarks._replay import Replay, trace_file
+from benchmarks._replay import Replay, must_fit, number_from, trace_file
 from benchmarks.philly import read, with_limits
 from scheduler.core.estimates import Record, StartRange, range_of
 from scheduler.core.model import Queued, Refusal
@@ -28,13 +28,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Errors in seconds of those that queue; ``late_share`` of them started after the upper end of their range."""
     options = argparse.ArgumentParser(prog="eta", description=__doc__)
     options.add_argument("--jobs", metavar="FILE")
-    options.add_argument("--nodes", type=int, default=64)
-    options.add_argument("--seed", type=int, default=42)
-    options.add_argument("--first", type=int, metavar="N", help="the first N jobs only")
-    options.add_argument("--every", type=int, default=20, help="ask about one in so many jobs")
+    options.add_argument("--nodes", type=number_from(1, 10_000), default=64)
+    options.add_argument("--seed", type=number_from(0), default=42)
+    options.add_argument("--first", type=number_from(1), metavar="N", help="the first N jobs only")
+    options.add_argument("--every", type=number_from(1), default=20, help="ask about one in so many jobs")
     given = options.parse_args(argv)
     began = time.perf_counter()
     jobs = with_limits(read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first], given.seed)
+    must_fit(jobs, given.nodes)
     asked = Asked(given.every, given.seed)
     replay = Replay(jobs, given.nodes, asked.said, asked.is_curious, asked.started)
     started = replay.run()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._baselines import Order, TraceJob, figures, p99_by_size, starts
-from benchmarks._replay import Replay, trace_file
+from benchmarks._replay import Replay, must_fit, number_from, trace_file
 
 SERVICES: tuple[str, ...] = ()
 
@@ -34,13 +34,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Mean completion and waits in seconds, each way; ``wall`` is what the whole run took (s)."""
     options = argparse.ArgumentParser(prog="philly", description=__doc__)
     options.add_argument("--jobs", metavar="FILE")
-    options.add_argument("--nodes", type=int, default=64)
-    options.add_argument("--seed", type=int, default=42)
-    options.add_argument("--first", type=int, metavar="N", help="the first N jobs only")
+    options.add_argument("--nodes", type=number_from(1, 10_000), default=64)
+    options.add_argument("--seed", type=number_from(0), default=42)
+    options.add_argument("--first", type=number_from(1), metavar="N", help="the first N jobs only")
     options.add_argument("--only", choices=WAYS, nargs="+", default=WAYS, help="leave the other ways out")
     given = options.parse_args(argv)
     began = time.perf_counter()
     known = read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first]
+    must_fit(known, given.nodes)
     limited = with_limits(known, given.seed)
     answer: dict[str, Any] = {"nodes": given.nodes, "jobs": len(known), "seed": given.seed}
     for way in given.only:
@@ -63,15 +64,23 @@ def read(path: Path) -> list[TraceJob]:
         if missing:
             raise SystemExit(f"gpupool: {path} has no column {', '.join(sorted(missing))}")
         for row in rows:
-            if FROM <= row["timestamp"] < TO:
-                gpus = int(row["num_gpus"])
-                nodes = -(-gpus // GPUS_PER_NODE)
-                runtime = max(1, round(float(row["duration"])))
-                team = teams.setdefault(row["cluster"], len(teams) + 1)
-                submitted = int(datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp())
-                jobs.append(TraceJob(0, submitted, nodes, -(-gpus // nodes), runtime, runtime, team, team))
+            if FROM <= (row["timestamp"] or "") < TO:
+                try:
+                    jobs.append(_job(row, teams.setdefault(row["cluster"], len(teams) + 1)))
+                except ValueError as wrong:
+                    raise SystemExit(f"gpupool: {path}, line {rows.line_num}: {wrong}") from wrong
     jobs.sort(key=lambda job: job.submitted)
     return [replace(job, id=number) for number, job in enumerate(jobs, 1)]
+
+
+def _job(row: dict[str, str], team: int) -> TraceJob:
+    gpus = int(row["num_gpus"])
+    if gpus < 1:
+        raise ValueError(f"num_gpus is {gpus}, allowed are 1 and more")
+    nodes = -(-gpus // GPUS_PER_NODE)
+    runtime = max(1, round(float(row["duration"])))
+    submitted = int(datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp())
+    return TraceJob(0, submitted, nodes, -(-gpus // nodes), runtime, runtime, team, team)
 
 
 def with_limits(jobs: Sequence[TraceJob], seed: int) -> list[TraceJob]:

@@ -80,6 +80,20 @@ def test_philly_takes_two_months_as_one_pool(tmp_path: Path) -> None:
     assert second.submitted - first.submitted == DAY
 
 
+def test_philly_names_what_it_can_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for row, wrong in (
+        (("2017-10-01 00:00:00", 5, 0, "a"), "line 2: num_gpus is 0, allowed are 1 and more"),
+        (("2017-10-01 00:00:00", 5, "x", "a"), "line 2: invalid literal"),
+        (("2017-10-01 00:00:00", 5, 64, "a"), "1 jobs, the largest on 8 nodes, do not fit on 4 nodes"),
+        (("2018-10-01 00:00:00", 5, 1, "a"), "0 jobs"),
+    ):
+        with pytest.raises(SystemExit, match=wrong):
+            philly.main(["--jobs", philly_file(tmp_path, row), "--nodes", "4"])  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        philly.main(["--nodes", "none"])
+    assert "'none' is not a whole number from 1 to 10000" in capsys.readouterr().err
+
+
 def test_limits_are_one_to_ten_times_the_runtime_and_the_same_for_a_seed() -> None:
     jobs = [TraceJob(n, 0, 1, 1, 1000, 1000) for n in range(200)]
     limits = [job.limit for job in philly.with_limits(jobs, 42)]
