@@ -225,8 +225,12 @@ REASONS: dict[str, Sentence] = {
         f"{f.plain('; ', 'free', after=' are free now')}."
     ),
     "waits_for_eviction": lambda f: (
-        f"Room is being made for it: {_counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} that borrowed "
-        f"{f.model()} was told to go."
+        f"Room is being made for it: {_counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
+        + (
+            f"of its own team, of lower priority, on {f.model()} was told to go."
+            if f.get("own") and f.get("own") == f.get("workloads")
+            else f"that borrowed {f.model()} was told to go."
+        )
     ),
     "held_for_reservation": lambda f: (
         f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."

@@ -103,7 +103,12 @@ class Waiting:
             Refusal(
                 queued.id,
                 Code.WAITS_FOR_EVICTION,
-                numbers(model=board.kinds[kind].model, need=len(units), workloads=len(leaving)),
+                numbers(
+                    model=board.kinds[kind].model,
+                    need=len(units),
+                    own=sum(board.running[v].team == queued.team for v in leaving),
+                    workloads=len(leaving),
+                ),
                 self.position if self.explain else None,
                 start,
                 tuple(sorted(board.running[v].id for v in leaving)),
