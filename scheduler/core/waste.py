@@ -245,8 +245,10 @@ def _largest_ask(gpu: Small) -> Small:
     It tells for shares as for whole GPUs whether an ask fits, since a share is less than one GPU.
     """
     whole = MILLI * (gpu == MILLI).sum(axis=1, dtype=np.int32)
-    return np.maximum(whole, gpu.max(axis=1))
+    most: Small = np.maximum(whole, gpu.max(axis=1))
+    return most
 
 
 def _column(values: list[int], drawn: Ints) -> Small:
-    return np.array(values, dtype=np.int32)[drawn]
+    column: Small = np.array(values, dtype=np.int32)[drawn]
+    return column
