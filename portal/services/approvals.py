@@ -254,7 +254,7 @@ def _carry_out(submission: Submission, payload: dict[str, Any], now: datetime) -
         _confirm_series(submission, payload, now)
     elif submission.kind == Submission.Kind.WINDOW_CHANGE:
         row = _changed_reservation(submission)
-        reservations.change(row, _moment(payload["start"]), _moment(payload["end"]), now)
+        reservations.change(row, *_window_wanted(row, payload, now), now)
     else:
         _admit_member(submission, payload, now)
 
@@ -301,6 +301,12 @@ def _confirm_series(submission: Submission, payload: dict[str, Any], now: dateti
 
 def _changed_reservation(submission: Submission) -> Reservation:
     return Reservation.objects.select_related("project__team", "pool").get(pk=submission.payload["reservation"])
+
+
+def _window_wanted(row: Reservation, payload: dict[str, Any], now: datetime) -> tuple[datetime, datetime]:
+    """What was submitted, checked again: by now it may have begun, or the window may be past. Raises Invalid, Conflict."""
+    start, end = _moment(payload["start"]), _moment(payload["end"])
+    return reservations.checked_change(row, None if start == row.start else start, end, "", now)
 
 
 def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -399,7 +405,10 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
 
 def _effect_of_change(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     row = _changed_reservation(submission)
-    start, end = _moment(payload["start"]), _moment(payload["end"])
+    try:
+        start, end = _window_wanted(row, payload, now)
+    except (Invalid, Conflict) as problem:
+        return _no_effect(problem.message)
     answer = engine.check_change(row, start=start, end=end, now=now)
     fits = f"It fits: {wording.window(row.start, row.end)} becomes {wording.window(start, end)}."
     return {

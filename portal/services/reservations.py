@@ -238,7 +238,7 @@ def change_reservation(
     and the window stays as it is. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
-    first, last = _checked_change(reservation, start, end, why, now)
+    first, last = checked_change(reservation, start, end, why, now)
     why = why.strip()
     if change_needs_approval(reservation, first, last):
         refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
@@ -254,9 +254,15 @@ def change_reservation(
 
 
 def change(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
-    """Give it another window, judged under the pool's lock. Raises Conflict with the reason and the windows that fit."""
+    """Give it exactly this window, judged under the pool's lock; inside a transaction. Raises Conflict with the reason and the
+    windows that fit."""
     refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
+    if (reservation.start, reservation.end) != (start, end):  # the engine has begun it meanwhile: its start stays
+        raise Conflict(
+            f"{reservation.name} has begun meanwhile, at {_said(reservation.start)}: only its end can change.",
+            field="start",
+        )
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
@@ -303,6 +309,34 @@ def checked_wish(
         _check_window(checks, pool, first, last, now)
     checks.done()
     return Wish(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed)
+
+
+def checked_change(
+    reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
+) -> tuple[datetime, datetime]:
+    """The new window, checked like that of a new one. Raises Invalid, and Conflict when it is over."""
+    checks = Checks()
+    checks.text("why", why, least=0, most=1000, lines=True)
+    if reservation.state not in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
+        raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
+    first = reservation.start if start is None else checks.moment("start", start).replace(microsecond=0)
+    if end is not None:
+        last = checks.moment("end", end).replace(microsecond=0)
+    else:
+        last = reservation.end if start is None else first + (reservation.end - reservation.start)
+    checks.done()
+    if (first, last) == (reservation.start, reservation.end):
+        words = f"end is {_said(last)}, as it is; allowed: another start or another end."
+        checks.note("end", last.isoformat(), words)
+    elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
+        words = f"start is {_said(first)}; it has begun at {_said(reservation.start)}: only its end can change."
+        checks.note("start", first.isoformat(), words)
+    elif last <= now:
+        checks.note("end", last.isoformat(), f"end is {_said(last)}, which is past; allowed: after {_said(now)}.")
+    else:
+        _check_window(checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now)
+    checks.done()
+    return first, last
 
 
 def confirm(owner: User, wish: Wish, now: datetime) -> Reservation:
@@ -371,34 +405,6 @@ def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, no
             end.isoformat(),
             f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.",
         )
-
-
-def _checked_change(
-    reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
-) -> tuple[datetime, datetime]:
-    """The new window, or Invalid."""
-    checks = Checks()
-    checks.text("why", why, least=0, most=1000, lines=True)
-    if reservation.state not in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
-        raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
-    first = reservation.start if start is None else checks.moment("start", start).replace(microsecond=0)
-    if end is not None:
-        last = checks.moment("end", end).replace(microsecond=0)
-    else:
-        last = reservation.end if start is None else first + (reservation.end - reservation.start)
-    checks.done()
-    if (first, last) == (reservation.start, reservation.end):
-        words = f"end is {_said(last)}, as it is; allowed: another start or another end."
-        checks.note("end", last.isoformat(), words)
-    elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
-        words = f"start is {_said(first)}; it has begun at {_said(reservation.start)}: only its end can change."
-        checks.note("start", first.isoformat(), words)
-    elif last <= now:
-        checks.note("end", last.isoformat(), f"end is {_said(last)}, which is past; allowed: after {_said(now)}.")
-    else:
-        _check_window(checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now)
-    checks.done()
-    return first, last
 
 
 def _submit_change(

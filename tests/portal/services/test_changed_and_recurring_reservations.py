@@ -117,6 +117,38 @@ def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_appr
     assert isinstance(change(world, row, end=end), Reservation), "what gives time back needs nobody's word"
 
 
+@pytest.mark.parametrize("late", [timedelta(0), 30 * HOUR])
+def test_a_move_that_is_approved_after_it_has_begun_or_passed_is_refused_and_not_made_a_longer_one(
+    world: World, late: timedelta
+) -> None:
+    large = reserve(world, units=8)
+    assert isinstance(large, Submission)
+    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    row = Reservation.objects.get()
+    window = row.start, row.end
+    asked = change(world, row, start=row.start + HOUR)
+    assert isinstance(asked, Submission)
+    engine.cycle("test", row.start)
+    now = row.start + late
+    assert not approvals.effect_of(asked, now)["fits"]
+    with pytest.raises((Conflict, Invalid)):
+        approvals.approve_submission(actor=world.operator, submission=asked, now=now)
+    row.refresh_from_db()
+    asked.refresh_from_db()
+    assert (row.start, row.end) == window and asked.state == "waiting", "nothing was decided"
+
+
+def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World) -> None:
+    row = made(world, units=4, start=world.now + HOUR, end=world.now + 3 * HOUR)
+    window = row.start, row.end
+    stale = Reservation.objects.get(pk=row.pk)
+    engine.cycle("test", row.start)
+    with pytest.raises(Conflict, match="has begun meanwhile"):
+        change(world, stale, start=stale.start + HOUR, now=world.now + HOUR)
+    row.refresh_from_db()
+    assert row.state == "active" and (row.start, row.end) == window
+
+
 def test_only_those_who_may_change_it_do_and_bad_windows_are_named(world: World) -> None:
     row = made(world)
     with pytest.raises(NotAllowed):
