@@ -59,7 +59,7 @@ def promises_stay_possible(facts: Facts) -> Iterator[str]:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not _can_keep(facts, reservation, after):
                 yield f"reservation {reservation.id} could be kept before the plan and can't after it"
-            elif not _enough(facts, reservation, rivals, after):
+            elif _enough(facts, reservation, rivals, before) and not _enough(facts, reservation, rivals, after):
                 yield f"reservations {[r.id for r in rivals]} can't all be kept after the plan"
 
 
@@ -272,10 +272,8 @@ def _wrong_yes(facts: Facts, ask: Ask, pool: int, start: int, end: int) -> Itera
     promised = [
         r for r in facts.unbound(pool) if r.start < end and r.end > start and _serves_alike(facts, r, ask, pool)
     ]
-    stays = {
-        unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units
-    }
-    if not _all_kept(facts, sorted(promised, key=lambda r: (-r.ask.total_units, r.id)), stays):
+    stays = {unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units}
+    if not _all_kept(facts, sorted(facts.unbound(pool), key=lambda r: (-r.ask.total_units, r.id)), stays):
         return  # one that can't be kept anyway takes nothing from others
     fitting = [u for u in open_ if serves(u, ask)]
     for moment in sorted({start} | {r.start for r in promised if r.start > start}):
