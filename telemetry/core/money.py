@@ -65,14 +65,18 @@ def split(total: Decimal, weights: Sequence[int | Decimal], step: Decimal = CENT
     return [sign * part * step for part in parts]
 
 
-def round_parts(amounts: Sequence[Decimal], step: Decimal = CENT) -> list[Decimal]:
+def round_parts(
+    amounts: Sequence[Decimal], step: Decimal = CENT, *, total: Decimal | None = None
+) -> list[Decimal]:
     """``amounts`` each rounded down or up to a multiple of ``step`` so that they sum to their rounded total.
 
+    ``total``: what they are said to sum to, where that was rounded elsewhere: their sum rounded down or up to ``step``.
     Largest remainder; amounts of either sign; equal remainders go to the earlier part. [] stays [].
     """
     if not amounts:
         return []
-    total = rounded(sum(amounts, ZERO), step)
+    if total is None:
+        total = rounded(sum(amounts, ZERO), step)
     floors = [_floor(amount, step) for amount in amounts]
     left = int(_EXACT.divide(total - sum(floors, ZERO), step))
     by_remainder = sorted(range(len(amounts)), key=lambda index: (floors[index] - amounts[index], index))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -91,14 +91,14 @@ def charges_by(
 ) -> ChargeTable:
     """A month's charges by one dimension. ``lines``: what the viewer may see (all when None); ``where``: the way down so far.
 
-    ``charged_only``: only what cost centres pay; else also idle, unhealthy and lost time, with its cost. Two queries at most.
+    Its total is, to the cent, what the row above says that ``where`` leads down from; so the order of ``where`` counts.
+    ``charged_only``: only what cost centres pay; else also idle, unhealthy and lost time, with its cost. A query for each step
+    of the way down and one for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
     key, name = CHARGE_DIMENSIONS[dimension]
-    found = charge_lines(month, lines, **where).order_by()
-    if charged_only:
-        found = found.filter(bucket__in=CHARGED)
+    found = _found(month, lines, charged_only, where)
     per_slot_second = Cast("charged", FloatField()) / Cast("slot_seconds", FloatField())
     busy, measured = per_slot_second * F("used_slot_seconds"), per_slot_second * F("covered_slot_seconds")
     in_use = Q(bucket=Bucket.USED)
@@ -110,21 +110,59 @@ def charges_by(
             covered_sum=Sum("covered_slot_seconds", filter=in_use),
             busy_sum=Sum(busy, filter=in_use),
             measured_sum=Sum(measured, filter=in_use),
-            reserved_sum=Coalesce(Sum("charged", filter=Q(bucket=Bucket.RESERVED_UNUSED)), ZERO),
-            charged_sum=Sum("charged"),
-            cost_sum=Sum("cost"),
+            **MONEY,
             line_count=Count("pk"),
         )
         .order_by("-charged_sum", "group_name", "group_key")
     )
-    return _table([dict(row) for row in grouped])
+    return _table([dict(row) for row in grouped], _row_above(month, lines, charged_only, where))
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> ChargeTable:
+# The money of a group, by the column that it is rounded in.
+MONEY = {
+    "charged_sum": Sum("charged"),
+    "cost_sum": Sum("cost"),
+    "reserved_sum": Coalesce(Sum("charged", filter=Q(bucket=Bucket.RESERVED_UNUSED)), ZERO),
+}
+Cents = dict[str, Decimal]
+
+
+def _found(
+    month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
+) -> QuerySet[Charge]:
+    found = charge_lines(month, lines, **where).order_by()
+    return found.filter(bucket__in=CHARGED) if charged_only else found
+
+
+def _row_above(
+    month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
+) -> Cents | None:
+    """The money of the row that the way down led through last, as its own table rounds it; None at the top."""
+    above: Cents | None = None
+    for step, dimension in enumerate(where):
+        key, name = CHARGE_DIMENSIONS[dimension]
+        found = _found(month, lines, charged_only, dict(list(where.items())[:step]))
+        rows = list(
+            found.values(group_key=F(key), group_name=F(name))
+            .annotate(**MONEY)
+            .order_by("-charged_sum", "group_name", "group_key")
+        )
+        cents = _in_cents(rows, above)
+        mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
+        # One key may stand in several rows, when it was renamed meanwhile.
+        above = {column: sum((parts[index] for index in mine), ZERO) for column, parts in cents.items()}
+    return above
+
+
+def _in_cents(rows: Sequence[Mapping[str, Any]], above: Cents | None) -> dict[str, list[Decimal]]:
+    return {
+        column: round_parts([row[column] for row in rows], total=above[column] if above else None) for column in MONEY
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]], above: Cents | None) -> ChargeTable:
     """Rounded by largest remainder column by column; what is left of ``charged`` within a row is its idle part."""
-    charged = round_parts([row["charged_sum"] for row in rows])
-    costs = round_parts([row["cost_sum"] for row in rows])
-    reserved = round_parts([row["reserved_sum"] for row in rows])
+    charged, costs, reserved = _in_cents(rows, above).values()
     groups = []
     for index, row in enumerate(rows):
         held = charged[index] - reserved[index]

@@ -60,6 +60,15 @@ def test_rounded_parts_sum_to_the_rounded_total_and_stay_within_a_cent(amounts: 
     assert all(abs(part - amount) < CENT for part, amount in zip(parts, amounts, strict=True))
 
 
+@given(st.lists(st.lists(micros, max_size=12), max_size=12))
+def test_parts_of_parts_sum_to_the_part_above(groups: list[list[Decimal]]) -> None:
+    above = round_parts([sum(group, Decimal(0)) for group in groups])
+    for total, group in zip(above, groups, strict=True):
+        parts = round_parts(group, total=total)
+        assert sum(parts, Decimal(0)) == (total if group else Decimal(0))
+        assert all(abs(part - amount) < CENT for part, amount in zip(parts, group, strict=True))
+
+
 @given(rates, st.lists(st.integers(0, 10**8), min_size=2, max_size=10).map(sorted))
 def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(rate: Decimal, seconds: list[int]) -> None:
     moments = [SINCE + dt.timedelta(seconds=second) for second in seconds]
@@ -75,5 +84,5 @@ def test_an_hour_is_worth_its_price() -> None:
 def test_money_is_rounded_in_one_module(root: Path) -> None:
     packages = ("agent", "cli", "config", "portal", "scheduler", "telemetry")
     files = [path for package in packages for path in (root / package).rglob("*.py")]
-    rounding = {str(path.relative_to(root)) for path in files if re.search(r"\.quantize\(|\bROUND_", path.read_text())}
+    rounding = {str(path.relative_to(root)) for path in files if re.search(r"\.quantize\(|\bROUND_(?:HALF|UP|DOWN|FLOOR|CEILING|05UP)", path.read_text())}
     assert rounding == {"telemetry/core/money.py"}

@@ -16,7 +16,7 @@ from telemetry import selectors
 from telemetry.charges import charge
 from telemetry.core.charging import SLOTS_PER_GPU
 from telemetry.facts import load_rates
-from telemetry.models import Budget, Price, Rollup, Sample
+from telemetry.models import Budget, Charge, Price, Rollup, Sample
 from telemetry.selectors import Filters
 from tests.telemetry.rows import at, hold, host_state, reservation, workload
 from tests.world import H100, World, units_of
@@ -188,6 +188,24 @@ def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morni
     lines = selectors.charge_lines(MARCH, **where)
     assert sum(line.charged for line in lines) == top.charged
     assert all(line.allocation_id for line in lines)
+
+
+def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> None:
+    """Three cost centres of 0.4 cents each are one cent together: the table of each sums to what its row says."""
+    gpu = units_of(morning.hosts["alpha"])[0].gpu
+    for code in ("A", "B", "C"):
+        Charge.objects.create(
+            pool=morning.shared, month=MARCH, bucket="used", start=at(1), end=at(2), slots=1, slot_seconds=3600, gpu=gpu,
+            model=H100, team_name="T", cost_centre=code, cost="0.004", charged="0.004", created_at=at(3),
+        )  # fmt: skip
+    lines = Charge.objects.filter(team_name="T")
+    above = selectors.charges_by("cost_centre", MARCH, lines)
+    assert sorted(group.charged for group in above.groups) == [Decimal("0.00"), Decimal("0.00"), Decimal("0.01")]
+    for row in above.groups:
+        below = selectors.charges_by("team", MARCH, lines, cost_centre=row.key)
+        assert (below.total.charged, below.total.cost) == (row.charged, row.cost)
+        lowest = selectors.charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
+        assert lowest.total.charged == row.charged
 
 
 def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: World) -> None:
