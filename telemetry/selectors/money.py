@@ -97,25 +97,21 @@ def charges_by(
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
-    key, name = CHARGE_DIMENSIONS[dimension]
     found = _found(month, lines, charged_only, where)
     per_slot_second = Cast("charged", FloatField()) / Cast("slot_seconds", FloatField())
     busy, measured = per_slot_second * F("used_slot_seconds"), per_slot_second * F("covered_slot_seconds")
     in_use = Q(bucket=Bucket.USED)
-    grouped = (
-        found.values(group_key=F(key), group_name=F(name))
-        .annotate(
-            slot_sum=Sum("slot_seconds"),
-            held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
-            covered_sum=Sum("covered_slot_seconds", filter=in_use),
-            busy_sum=Sum(busy, filter=in_use),
-            measured_sum=Sum(measured, filter=in_use),
-            **MONEY,
-            line_count=Count("pk"),
-        )
-        .order_by("-charged_sum", "group_name", "group_key")
+    groups = _groups(
+        found,
+        dimension,
+        slot_sum=Sum("slot_seconds"),
+        held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
+        covered_sum=Sum("covered_slot_seconds", filter=in_use),
+        busy_sum=Sum(busy, filter=in_use),
+        measured_sum=Sum(measured, filter=in_use),
+        line_count=Count("pk"),
     )
-    return _table([dict(row) for row in grouped], _row_above(month, lines, charged_only, where))
+    return _table(groups, _row_above(month, lines, charged_only, where))
 
 
 # The money of a group, by the column that it is rounded in.
@@ -134,19 +130,22 @@ def _found(
     return found.filter(bucket__in=CHARGED) if charged_only else found
 
 
+def _groups(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
+    """The money of each group, and what more is asked, dearest first: the order that cents are handed out in."""
+    key, name = CHARGE_DIMENSIONS[dimension]
+    rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY, **more)
+    return sorted(
+        map(dict, rows), key=lambda row: (-row["charged_sum"], row["group_name"] or "", str(row["group_key"]))
+    )
+
+
 def _row_above(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> Cents | None:
     """The money of the row that the way down led through last, as its own table rounds it; None at the top."""
     above: Cents | None = None
     for step, dimension in enumerate(where):
-        key, name = CHARGE_DIMENSIONS[dimension]
-        found = _found(month, lines, charged_only, dict(list(where.items())[:step]))
-        rows = list(
-            found.values(group_key=F(key), group_name=F(name))
-            .annotate(**MONEY)
-            .order_by("-charged_sum", "group_name", "group_key")
-        )
+        rows = _groups(_found(month, lines, charged_only, dict(list(where.items())[:step])), dimension)
         cents = _in_cents(rows, above)
         mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
         # One key may stand in several rows, when it was renamed meanwhile.

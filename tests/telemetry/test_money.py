@@ -84,5 +84,6 @@ def test_an_hour_is_worth_its_price() -> None:
 def test_money_is_rounded_in_one_module(root: Path) -> None:
     packages = ("agent", "cli", "config", "portal", "scheduler", "telemetry")
     files = [path for package in packages for path in (root / package).rglob("*.py")]
-    rounding = {str(path.relative_to(root)) for path in files if re.search(r"\.quantize\(|\bROUND_(?:HALF|UP|DOWN|FLOOR|CEILING|05UP)", path.read_text())}
+    rounds = re.compile(r"\.quantize\(|\bROUND_(?:HALF|UP|DOWN|FLOOR|CEILING|05UP)")
+    rounding = {str(path.relative_to(root)) for path in files if rounds.search(path.read_text())}
     assert rounding == {"telemetry/core/money.py"}
