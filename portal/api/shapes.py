@@ -16,7 +16,7 @@ from portal.selectors.queue import Ahead
 from portal.selectors.starts import Likely, Starts
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.series import WEEKDAYS
-from portal.services.workloads import PRIORITY_NAMES
+from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU
@@ -440,7 +440,12 @@ class JobWish(_AskWish):
     )
     spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
     wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
-    after = AfterWish(many=True, required=False, help_text="starts once all of these have ended as they have to")
+    after = AfterWish(
+        many=True,
+        required=False,
+        max_length=MOST_DEPENDENCIES,
+        help_text="starts once all of these have ended as they have to",
+    )
 
 
 class ArrayWish(JobWish):

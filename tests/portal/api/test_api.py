@@ -140,6 +140,8 @@ def test_what_one_may_see_but_not_change_is_forbidden(today_world: World, client
         ({"reservation": "00000000-0000-0000-0000-000000000000"}, "reservation"),
         ({"environment": {"A\0": "x"}}, "environment"),
         ({"labels_required": {"\ud800": "x"}}, "labels_required"),
+        ({"after": [{"workload": "00000000-0000-0000-0000-000000000000"}]}, "after"),
+        ({"after": "x"}, "after"),
         ({"gpus": 4}, "gpus"),
     ],
 )
@@ -152,6 +154,18 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
     assert [each["field"].split(".")[0] for each in told] == [field]
     assert field in told[0]["message"]
     assert not Workload.objects.exists()
+
+
+def test_more_dependencies_than_allowed_are_refused_before_any_is_looked_up(
+    today_world: World, client_of: Client, django_assert_max_num_queries: Any
+) -> None:
+    client = client_of(today_world.vision.member)
+    first = submit(client).json()["id"]
+    with django_assert_max_num_queries(15):
+        answer = submit(client, after=[{"workload": first}] * 1000)
+    assert answer.status_code == 400
+    told = answer.json()["errors"][0]
+    assert told["field"] == "after" and "20" in told["message"]
 
 
 @pytest.mark.parametrize(
