@@ -81,13 +81,15 @@ def queue_array(
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
     """Take every task that waits out of the queue and stop every one that runs; how many tasks."""
-    waiting = list(array.tasks.filter(state=WorkloadState.QUEUED).values_list("pk", flat=True))
-    locked = [row for row in locks.workloads(waiting).values() if row.state == WorkloadState.QUEUED]
+    left = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
+    # All of them at once, in order: the engine, which locks several, too, would else wait for us and we for it.
+    rows = locks.workloads(left).values()
+    locked = [row for row in rows if row.state == WorkloadState.QUEUED]
     done = change_states(
         locked, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(Code.CANCELLED),
         earmarked_units=[], position=None, expected_start=None, held_back=False,
     )  # fmt: skip
-    live = array.tasks.exclude(state__in=(WorkloadState.QUEUED, WorkloadState.ENDED)).order_by("pk")
+    live = [row for row in rows if row.state not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
     done += sum(request_stop(task, code=Code.CANCELLED, now=now) for task in live)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
