@@ -440,7 +440,7 @@ class JobWish(_AskWish):
     )
     spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
     wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
-    after = AfterWish(
+    after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
         many=True,
         required=False,
         max_length=MOST_DEPENDENCIES,
