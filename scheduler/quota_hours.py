@@ -33,7 +33,7 @@ LEFT JOIN (
     JOIN scheduler_host AS host ON host.id = gpu.host_id
 ) ON project.team_id = quota.team_id AND host.pool_id = quota.pool_id AND gpu.model = quota.model
  AND allocation.period && tstzrange(begun.at, %(now)s)
-WHERE quota.hours_slot_seconds IS NOT NULL
+WHERE quota.hours_slot_seconds IS NOT NULL AND (%(only)s::bigint IS NULL OR quota.id = %(only)s)
 GROUP BY quota.id
 ORDER BY quota.id
 """
@@ -57,10 +57,10 @@ def period_at(kind: str, now: datetime) -> Period:
     return Period(first, (first + timedelta(days=32)).replace(day=1))
 
 
-def count(now: datetime) -> int:
-    """Count what was used in each quota's period, and note which are used up; how many of these changed."""
+def count(now: datetime, only: Quota | None = None) -> int:
+    """Count what was used in each quota's period (or in one's), and note which are used up; how many of these changed."""
     with connection.cursor() as cursor:
-        cursor.execute(USED, {"now": now})
+        cursor.execute(USED, {"now": now, "only": only.pk if only else None})
         used = {pk: int(seconds) for pk, seconds in cursor.fetchall()}
     return sum(_note(quota, used[quota.pk], now) for quota in Quota.objects.filter(pk__in=used).order_by("pk"))
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db import transaction
 from django.db.models import Sum
 
-from scheduler import locks, nudge
+from scheduler import locks, nudge, quota_hours
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Quota, Team
 
@@ -46,7 +46,7 @@ def change_quota(
     locks.pools([pool.pk])
     if guaranteed_slots > guarantee_room(pool=pool, model=model, team=team).most:
         return False
-    Quota.objects.update_or_create(
+    quota, _ = Quota.objects.update_or_create(
         team=team,
         pool=pool,
         model=model,
@@ -57,6 +57,8 @@ def change_quota(
             "hours_counted_at": None,
         },
     )  # fmt: skip
+    if gpu_hours is not None:  # what was used before the change counts at once, or a team that is over could start more
+        quota_hours.count(now, quota)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
     return True

@@ -69,6 +69,15 @@ def test_counting_asks_two_queries_however_much_there_is(world: World, django_as
         quota_hours.count(world.now)
 
 
+def test_a_changed_quota_knows_at_once_what_was_used_before(world: World) -> None:
+    worth(world, 4)
+    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    assert quota_hours.count(world.now) == 1
+    changed = worth(world, 4, borrow_limit_slots=840)
+    assert (changed.gpu_hours_used, changed.hours_used_up) == (4, True)
+    assert not worth(world, 5).hours_used_up
+
+
 def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     worth(world, 4)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
