@@ -42,11 +42,15 @@ def race(functions: Sequence[Callable[[], T]]) -> list[T | Exception]:
     return answers
 
 
+GUARDED = 1.0  # seconds that a racer waits for one that a guard keeps out
+UNGUARDED = 30.0  # and for one that nothing keeps out: only a busy machine makes it wait at all
+
+
 class Meeting:
     """A place in the code where racers wait for each other, for as long as is worth waiting: a guard that keeps one of them out
     lets the other go on alone."""
 
-    def __init__(self, racers: int, patience: float = 1.0) -> None:
+    def __init__(self, racers: int, patience: float) -> None:
         self._barrier = threading.Barrier(racers)
         self._patience = patience
 

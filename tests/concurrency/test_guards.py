@@ -19,7 +19,7 @@ from scheduler.core.planner import plan
 from scheduler.models import Allocation, BoundUnit, Quota, Reservation, Run, Workload
 from scheduler.services import quotas, reservations
 from scheduler.states import IllegalTransition, WorkloadState, change_state
-from tests.concurrency.conftest import Meeting, race
+from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.fakes import FakeAgent
 from tests.world import H100, World, units_of
 
@@ -167,8 +167,8 @@ def all_of_the_h100s(world: World) -> Callable[[], Any]:
     return confirm
 
 
-def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    real, meeting = getattr(module, name), Meeting(2)
+def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, patience: float) -> None:
+    real, meeting = getattr(module, name), Meeting(2, patience)
 
     def check_then_meet(**given: Any) -> Any:
         answer = real(**given)
@@ -181,14 +181,14 @@ def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 def test_one_window_is_promised_once_and_only_the_pools_lock_sees_to_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet_after_the_check(monkeypatch, reservations, "check_window")
+    meet_after_the_check(monkeypatch, reservations, "check_window", GUARDED)
     answers = race([all_of_the_h100s(world)] * 2)
     assert sorted(a[1].fits for a in answers) == [False, True]  # type: ignore[index]
     assert Reservation.objects.count() == 1
     Reservation.objects.all().delete()
 
     monkeypatch.setattr(locks, "pools", lambda ids: {})
-    meet_after_the_check(monkeypatch, reservations, "check_window")
+    meet_after_the_check(monkeypatch, reservations, "check_window", UNGUARDED)
     race([all_of_the_h100s(world)] * 2)
     assert Reservation.objects.count() == 2, "without the lock both are promised the same GPUs"
 
@@ -210,11 +210,11 @@ def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
 
     both = [raise_to_nine(world.vision.team), raise_to_nine(world.language.team)]
     reset()
-    meet_after_the_check(monkeypatch, quotas, "guarantee_room")
+    meet_after_the_check(monkeypatch, quotas, "guarantee_room", GUARDED)
     assert sorted(race(both)) == [False, True]  # type: ignore[type-var]
     reset()
     monkeypatch.setattr(locks, "pools", lambda ids: {})
-    meet_after_the_check(monkeypatch, quotas, "guarantee_room")
+    meet_after_the_check(monkeypatch, quotas, "guarantee_room", UNGUARDED)
     assert race(both) == [True, True], "without the lock 18 of 16 GPUs are guaranteed"
 
 

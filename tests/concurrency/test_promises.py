@@ -12,7 +12,7 @@ from scheduler import locks, releases, services
 from scheduler.models import JobArray, Reservation, Workload
 from scheduler.recurrence import Recurrence, occurrences
 from scheduler.services import reservations
-from tests.concurrency.conftest import Meeting, race
+from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,8 +21,8 @@ HOUR = timedelta(hours=1)
 EVERY_DAY = Recurrence(frozenset(range(7)), time(9), time(18), "UTC", date(2026, 3, 3), date(2026, 3, 6))
 
 
-def meet_after(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    real, meeting = getattr(reservations, name), Meeting(2)
+def meet_after(monkeypatch: pytest.MonkeyPatch, name: str, patience: float) -> None:
+    real, meeting = getattr(reservations, name), Meeting(2, patience)
 
     def check_then_meet(*given: Any, **more: Any) -> Any:
         answer = real(*given, **more)
@@ -47,12 +47,12 @@ def test_recurring_windows_are_promised_once_and_only_the_pools_lock_sees_to_it(
     def confirm() -> Any:
         return services.confirm_series(recurrence=EVERY_DAY, windows=windows, **all_of_it(world))
 
-    meet_after(monkeypatch, "check_windows")
+    meet_after(monkeypatch, "check_windows", GUARDED)
     race([confirm] * 2)
     assert Reservation.objects.count() == 4
     monkeypatch.setattr(locks, "pools", lambda ids: {})
     Reservation.objects.all().delete()
-    meet_after(monkeypatch, "check_windows")
+    meet_after(monkeypatch, "check_windows", UNGUARDED)
     race([confirm] * 2)
     assert Reservation.objects.count() == 8, "without the lock both are promised the same GPUs"
 
@@ -76,13 +76,13 @@ def test_a_window_is_changed_into_free_time_once_and_only_the_pools_lock_sees_to
         ]
 
     both = two()
-    meet_after(monkeypatch, "check_change")
+    meet_after(monkeypatch, "check_change", GUARDED)
     race(both)
     assert Reservation.objects.filter(start=later).count() == 1
     monkeypatch.undo()
     both = two()
     monkeypatch.setattr(locks, "pools", lambda ids: {})
-    meet_after(monkeypatch, "check_change")
+    meet_after(monkeypatch, "check_change", UNGUARDED)
     race(both)
     assert Reservation.objects.filter(start=later).count() == 2, "without the lock both get the same GPUs"
 

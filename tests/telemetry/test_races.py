@@ -15,7 +15,7 @@ from telemetry import agent_api, charges, ingest, statements
 from telemetry.charges import charge
 from telemetry.ingest import STREAM, drain
 from telemetry.models import Charge, ChargedUntil, Sample, Statement, StatementLine
-from tests.concurrency.conftest import Meeting, race
+from tests.concurrency.conftest import UNGUARDED, Meeting, race
 from tests.concurrency.conftest import world as committed_world
 from tests.telemetry.rows import at, batch, cost_centre, hold, price, workload
 from tests.world import A100, H100, World, units_of
@@ -36,7 +36,7 @@ def rates(committed_world: World) -> World:
 
 def meeting_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     """Two racers wait for each other after the function, once each."""
-    meeting, original = Meeting(2), getattr(module, name)
+    meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
     met: set[int] = set()
 
     def wait_after(*given: Any, **named: Any) -> Any:
