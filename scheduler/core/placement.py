@@ -13,7 +13,6 @@ Random, BestFit and FGD (USENIX ATC'23) stand beside it over the same fit, for c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +75,7 @@ class Choice:
     gpu: int = 0
 
 
-class Policy(ABC):
+class Policy:
     """Chooses places on nodes. ``choose`` never changes the nodes; ``took`` is told what was placed."""
 
     def __init__(self, nodes: Nodes, mix: Mix) -> None:
@@ -87,9 +86,9 @@ class Policy(ABC):
         candidates = self.nodes.fits(need)
         return self.best(need, candidates) if len(candidates) else None
 
-    @abstractmethod
     def best(self, need: Need, candidates: Ints) -> Choice:
         """The best of these nodes, all of which fit."""
+        raise NotImplementedError
 
     def took(self, node: int) -> None:
         """An ask was put on a node."""
