@@ -61,7 +61,6 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
                 "period": quota.hours_period,
                 "used_up": quota.hours_used_up,
                 "when_used_up": quota.get_when_used_up_display(),
-                "counted_at": quota.hours_counted_at,
             }
             for quota in Quota.objects.filter(team=team).select_related("pool").order_by("pool__name", "model")
         ],
