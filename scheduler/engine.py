@@ -15,6 +15,7 @@ from django.db import DatabaseError
 from scheduler import leadership, nudge, snapshot
 from scheduler.apply import Applied, StaleEpoch, apply
 from scheduler.core.model import Plan, Snapshot
+from scheduler.garbage import without_collecting
 from scheduler.models import Leader
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
@@ -49,7 +50,7 @@ def cycle(
         return None
     began = time.monotonic()
     try:
-        with snapshot.without_collecting():
+        with without_collecting():
             applied = _decide(epoch, now, clock, warm or Warm(prunes=False), recorder)
     except BaseException:
         if warm is not None:

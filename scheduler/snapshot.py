@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from scheduler.commands import LIVE
 from scheduler.core import model
 from scheduler.core.reasons import Code
 from scheduler.decayed_use import decayed
+from scheduler.garbage import without_collecting
 from scheduler.models import (
     Allocation,
     AskFields,
@@ -128,19 +128,6 @@ def one_moment() -> Iterator[None]:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         yield
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """No garbage collection meanwhile: tens of thousands of new rows, none of them garbage, would set it off again and again,
-    and each time it would look at all of them. A third of a large snapshot's time was that."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 # -- what the rows say -----------------------------------------------------------------------------------------------------

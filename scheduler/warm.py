@@ -19,6 +19,7 @@ from scheduler import feed
 from scheduler import snapshot as reading
 from scheduler.core.model import Refusal, Snapshot
 from scheduler.core.warm import TABLES, Delta, Standing, in_order, key_of
+from scheduler.garbage import without_collecting
 from scheduler.models import Workload
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Warm:
             return
         check = self._checked_at is None or now - self._checked_at >= timedelta(seconds=CHECK_SECONDS)
         fresh = None
-        with reading.one_moment(), reading.without_collecting():
+        with reading.one_moment(), without_collecting():
             news = feed.read(self._seen)
             if _is_much(news.changed):
                 self._take_over(epoch, now, reading.Reader(None, now).read(), news.seen)
@@ -89,7 +90,7 @@ class Warm:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def _read_all(self, epoch: int, now: datetime) -> None:
-        with reading.one_moment(), reading.without_collecting():
+        with reading.one_moment(), without_collecting():
             seen = feed.seen_now()
             rows = reading.Reader(None, now).read()
         self._take_over(epoch, now, rows, seen)
