@@ -17,6 +17,7 @@ from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, both
 from scheduler.core.fairshare import NO_LIMIT, KeptRoom, Room
 from scheduler.core.model import Numbers, Priority, Queued, Refusal
 from scheduler.core.ordering import expected_seconds
+from scheduler.core.pace import Pace
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
 
@@ -66,12 +67,11 @@ class Waiting:
         self.holds = 0
         self.forecasts = 0
         self.latest_start = board.now
-        self.behind = 0  # slot-seconds waiting behind the last forecast
         self.forecast: Forecast | None = None
+        self.pace: Pace | None = None  # for those behind the last that the forecast places
         self._lacking: dict[Hashable, Why] = {}
         self._promised: dict[tuple[Hashable, tuple[int, ...]], Why] = {}
         self._possible: dict[int, list[int]] = {}
-        self._capacity = int(board.slots[board.usable].sum())
         self._by_end: dict[int, list[int]] = {}
         self._started: dict[int, list[tuple[int, Queued, list[int]]]] = defaultdict(list)  # (expected end, ...) by team
 
@@ -80,6 +80,8 @@ class Waiting:
         self._started[queued.team].append((self.board.now + queued.predicted_seconds, queued, units))
         if self.forecast is not None:
             self.forecast.note_placed(units, queued.predicted_seconds)
+        if self.pace is not None:
+            self.pace.note_placed(units, queued.predicted_seconds)
 
     def note_leaving(self, team: int) -> None:
         """Some of a team's work was told to go: it ends sooner than was expected."""
@@ -378,7 +380,7 @@ class Waiting:
         """
         board = self.board
         if self.forecasts >= FORECAST_DEPTH:
-            return self._start_by_pace(queued), (), ()
+            return self._start_by_pace(queued, allowed), (), ()
         self.forecasts += 1
         if self.forecast is None:
             self.forecast = Forecast(board, self.promises)
@@ -399,14 +401,12 @@ class Waiting:
             held = self._hold(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start) if self.explain else (), held
 
-    def _start_by_pace(self, queued: Queued) -> int | None:
-        """Deep in the queue: after the last forecast start, the time the pool needs for the work in between."""
-        if self._capacity == 0:
-            return None
-        kind = self.board.kinds_for(queued.ask)[0]
-        start = self.latest_start + self.behind // self._capacity
-        self.behind += self.board.need_slots(queued.ask, kind) * queued.predicted_seconds
-        return max(start, self.board.now + 1)
+    def _start_by_pace(self, queued: Queued, allowed: list[int]) -> int | None:
+        """Deep in the queue: by the pool's pace."""
+        if self.pace is None:
+            assert self.forecast is not None
+            self.pace = Pace(self.board, self.forecast, self.latest_start)
+        return self.pace.expected_start(queued, allowed)
 
     def _hold(self, queued: Queued, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Set units aside on the hosts it is expected to start on: those given back last before its start first,
