@@ -7,6 +7,7 @@ import uuid
 from django.contrib.auth.models import AbstractUser
 from django.db import models
 from django.db.models import Q
+from django.db.models.fields.json import KeyTextTransform
 
 from scheduler.models import Pool, Reservation, Team, Workload, WorkloadType
 
@@ -93,6 +94,25 @@ class Submission(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["state", "created_at"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["reservation"],
+                condition=Q(kind="window_change", state="waiting"),
+                name="one_change_of_a_reservation_waits",
+            ),
+            models.UniqueConstraint(
+                fields=["team", "author"],
+                condition=Q(kind="membership", state="waiting"),
+                name="one_wish_to_join_a_team_waits",
+            ),
+            models.UniqueConstraint(
+                models.F("team"),
+                models.F("pool"),
+                KeyTextTransform("model", "payload"),
+                condition=Q(kind="quota_change", state="waiting"),
+                name="one_change_of_a_quota_waits",
+            ),
+        ]
 
 
 class Approval(models.Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_datetime
 
@@ -73,16 +73,10 @@ def request_quota_change(
         "period": period,
         "when_used_up": when_used_up,
     }
-    waiting = Submission.objects.filter(
-        kind=Submission.Kind.QUOTA_CHANGE, state=SubmissionState.WAITING, team=team, pool=pool, payload__model=model
-    )
+    words = f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first."
     with transaction.atomic():
-        if waiting.exists():
-            raise Conflict(
-                f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first.",
-                field="model",
-            )
-        submission = Submission.objects.create(
+        submission = _the_only_one(
+            Conflict(words, field="model"),
             kind=Submission.Kind.QUOTA_CHANGE,
             team=team,
             pool=pool,
@@ -107,18 +101,24 @@ def request_membership(*, actor: User, team: Team, now: datetime, why: str = "",
     if Membership.objects.filter(user=actor, team=team).exists():
         raise Conflict(f"You are already in {team.name}.")
     with transaction.atomic():
-        if Submission.objects.filter(
-            kind=Submission.Kind.MEMBERSHIP, state=SubmissionState.WAITING, team=team, author=actor
-        ).exists():
-            raise Conflict(f"You already asked to join {team.name}.")
         payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
-        submission = Submission.objects.create(
-            kind=Submission.Kind.MEMBERSHIP, team=team, author=actor, why=why, payload=payload, created_at=now
-        )
+        submission = _the_only_one(
+            Conflict(f"You already asked to join {team.name}."),
+            kind=Submission.Kind.MEMBERSHIP, team=team, author=actor, why=why, payload=payload, created_at=now,
+        )  # fmt: skip
         audit.record(
             actor=actor, via=via, now=now, verb="request_membership", target=submission, after=payload, why=why
         )
     return submission
+
+
+def _the_only_one(otherwise: Conflict, **columns: Any) -> Submission:
+    """A submission of which only one may wait: ``otherwise`` is raised when the database knows of another, however close."""
+    try:
+        with transaction.atomic():
+            return Submission.objects.create(**columns)
+    except IntegrityError:
+        raise otherwise from None
 
 
 def effect_of(submission: Submission, now: datetime, changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -253,8 +253,7 @@ def _carry_out(submission: Submission, payload: dict[str, Any], now: datetime) -
     elif submission.kind == Submission.Kind.SERIES:
         _confirm_series(submission, payload, now)
     elif submission.kind == Submission.Kind.WINDOW_CHANGE:
-        row = _changed_reservation(submission)
-        reservations.change(row, *_window_wanted(row, payload, now), now)
+        reservations.carry_out_change(_changed_reservation(submission), payload, now)
     else:
         _admit_member(submission, payload, now)
 
@@ -301,12 +300,6 @@ def _confirm_series(submission: Submission, payload: dict[str, Any], now: dateti
 
 def _changed_reservation(submission: Submission) -> Reservation:
     return Reservation.objects.select_related("project__team", "pool").get(pk=submission.payload["reservation"])
-
-
-def _window_wanted(row: Reservation, payload: dict[str, Any], now: datetime) -> tuple[datetime, datetime]:
-    """What was submitted, checked again: by now it may have begun, or the window may be past. Raises Invalid, Conflict."""
-    start, end = _moment(payload["start"]), _moment(payload["end"])
-    return reservations.checked_change(row, None if start == row.start else start, end, "", now)
 
 
 def _admit_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -406,7 +399,7 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
 def _effect_of_change(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     row = _changed_reservation(submission)
     try:
-        start, end = _window_wanted(row, payload, now)
+        start, end = reservations.submitted_window(row, payload, now)
     except (Invalid, Conflict) as problem:
         return _no_effect(problem.message)
     answer = engine.check_change(row, start=start, end=end, now=now)

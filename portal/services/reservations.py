@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -238,12 +239,13 @@ def change_reservation(
     and the window stays as it is. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
-    first, last = checked_change(reservation, start, end, why, now)
-    why = why.strip()
-    if change_needs_approval(reservation, first, last):
-        refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
-        return _submit_change(actor, reservation, first, last, why, now, via)
     with transaction.atomic():
+        _refuse_if_moved(engine.locked_reservation(reservation), reservation.start, reservation.end)
+        first, last = checked_change(reservation, start, end, why, now)
+        why = why.strip()
+        if change_needs_approval(reservation, first, last):
+            refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
+            return _submit_change(actor, reservation, first, last, why, now, via)
         before = audit.facts(reservation, "start", "end")
         change(reservation, first, last, now)
         audit.record(
@@ -263,6 +265,30 @@ def change(reservation: Reservation, start: datetime, end: datetime, now: dateti
             f"{reservation.name} has begun meanwhile, at {_said(reservation.start)}: only its end can change.",
             field="start",
         )
+
+
+def carry_out_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
+    """Give it the window that a Submission asks for; inside a transaction. Raises Conflict, also when its window is not the one
+    that the change was asked for; Invalid."""
+    fresh = engine.locked_reservation(reservation)
+    change(reservation, *submitted_window(fresh, payload, now), now)
+
+
+def submitted_window(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> tuple[datetime, datetime]:
+    """The window that a Submission asks for, checked again: by now it may have begun, or the window may be past.
+
+    Raises Conflict when somebody has moved it since, or an old start would come back with a new end; Invalid.
+    """
+    start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
+    _refuse_if_moved(reservation, *(datetime.fromisoformat(payload[name]) for name in ("start_now", "end_now")))
+    return checked_change(reservation, None if start == reservation.start else start, end, "", now)
+
+
+def _refuse_if_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
+    """Whoever asks for a change means the window that they saw."""
+    if (reservation.start, reservation.end) != (start, end):
+        words = f"{reservation.name} was changed meanwhile: {_said(reservation.start)} to {_said(reservation.end)}"
+        raise Conflict(f"{words}. Look at it again and ask anew.", field="end")
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
@@ -410,9 +436,12 @@ def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, no
 def _submit_change(
     actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
 ) -> Submission:
+    """Inside a transaction, under the reservation's lock."""
     waiting = Submission.objects.filter(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
     )
+    if waiting.exists():
+        raise Conflict(f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end")
     ask = AskFields(**{name: getattr(reservation, name) for name in AskFields.__dataclass_fields__})
     payload = {
         "reservation": reservation.pk,
@@ -428,19 +457,14 @@ def _submit_change(
         "start_now": reservation.start.isoformat(),
         "end_now": reservation.end.isoformat(),
     }
-    with transaction.atomic():
-        if waiting.exists():
-            raise Conflict(
-                f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
-            )
-        submission = Submission.objects.create(
-            kind=Submission.Kind.WINDOW_CHANGE, team=reservation.project.team, pool=reservation.pool, author=actor, why=why,
-            payload=payload, state=SubmissionState.WAITING, reservation=reservation, created_at=now,
-        )  # fmt: skip
-        audit.record(
-            actor=actor, via=via, now=now, verb="change_reservation", target=submission,
-            team_id=reservation.project.team_id, after=payload, why=why,
-        )  # fmt: skip
+    submission = Submission.objects.create(
+        kind=Submission.Kind.WINDOW_CHANGE, team=reservation.project.team, pool=reservation.pool, author=actor, why=why,
+        payload=payload, state=SubmissionState.WAITING, reservation=reservation, created_at=now,
+    )  # fmt: skip
+    audit.record(
+        actor=actor, via=via, now=now, verb="change_reservation", target=submission,
+        team_id=reservation.project.team_id, after=payload, why=why,
+    )  # fmt: skip
     return submission
 
 

@@ -39,6 +39,7 @@ from scheduler.services.reservations import (
     confirm_reservation,
     confirm_series,
     evicted_by_reservation,
+    locked_reservation,
     move_reservation,
     shorten_reservation,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "guarantee_room",
     "issue_join_token",
     "keep_workload",
+    "locked_reservation",
     "move_reservation",
     "never_met",
     "note_refused_agent",

@@ -172,6 +172,12 @@ def cancel_series(series: Series, *, now: datetime) -> int:
     )
 
 
+def locked_reservation(reservation: Reservation) -> Reservation:
+    """The row as it is, under its own and its pool's lock until the transaction ends. Inside a transaction."""
+    locks.pools([reservation.pool_id])
+    return locks.reservations([reservation.pk])[reservation.pk]
+
+
 @transaction.atomic
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime

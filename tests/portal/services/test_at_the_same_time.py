@@ -9,11 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 
 from portal.errors import Conflict
 from portal.models import Approval, AuditEvent, Submission, User
 from portal.services import approvals, people, reservations
+from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.world import H100, MONDAY, World, build_world
@@ -109,6 +110,91 @@ def test_two_reservations_for_the_last_gpus_are_not_both_confirmed(committed: Wo
     raised = all_at_once(reserve(committed.vision, 2), reserve(committed.vision, 2))
     assert sum(problem is None for problem in raised) == 1
     assert Reservation.objects.count() == 3
+
+
+def changeable(world: World, **changes: Any) -> Reservation:
+    """A reservation of vision's, large enough that time beyond its window waits for approval."""
+    start = world.now + timedelta(days=1)
+    given: dict[str, Any] = {
+        "owner": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "course", "units": 8,
+        "models_wanted": [H100], "start": start, "end": start + timedelta(hours=4), "now": world.now,
+    }  # fmt: skip
+    row, answer = engine.confirm_reservation(**(given | changes))
+    assert row is not None, answer
+    return row
+
+
+def changing(world: World, row: Reservation, **window: Any) -> Callable[[], Any]:
+    """A change asked for by somebody who sees the reservation as it is now."""
+    seen = Reservation.objects.select_related("pool", "project__team").get(pk=row.pk)
+    return lambda: reservations.change_reservation(actor=world.vision.member, reservation=seen, now=world.now, **window)
+
+
+def test_one_change_of_a_reservation_waits_however_many_ask_at_once(committed: World) -> None:
+    row = changeable(committed)
+    raised = all_at_once(*(changing(committed, row, end=row.end + timedelta(hours=n + 1)) for n in range(4)))
+    assert sum(problem is None for problem in raised) == 1
+    assert all("already waits" in str(problem) for problem in raised if problem is not None)
+    assert Submission.objects.filter(kind="window_change", state="waiting").count() == 1
+
+
+def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(committed: World) -> None:
+    row = changeable(committed)
+    first = changing(committed, row, end=row.end + timedelta(hours=1))()
+    with pytest.raises(IntegrityError, match="one_change_of_a_reservation_waits"), transaction.atomic():
+        Submission.objects.create(
+            kind="window_change", team=first.team, author=first.author, payload={}, reservation=row, created_at=committed.now
+        )
+    approvals.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
+    assert isinstance(changing(committed, row, end=row.end + timedelta(hours=1))(), Submission)
+
+
+def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: World) -> None:
+    row = changeable(committed, units=1)
+    longer = changing(committed, row, end=row.end + timedelta(hours=1))
+    changing(committed, row, start=row.start + timedelta(hours=2))()
+    with pytest.raises(Conflict, match="course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"):
+        longer()
+    fresh = Reservation.objects.get(pk=row.pk)
+    assert (fresh.start, fresh.end) == (row.start + timedelta(hours=2), row.end + timedelta(hours=2))
+
+    row = changeable(committed, units=1, name="other")
+    raised = all_at_once(
+        changing(committed, row, end=row.end + timedelta(hours=1)),
+        changing(committed, row, start=row.start + timedelta(hours=2)),
+    )
+    assert sum(problem is None for problem in raised) == 1
+    fresh = Reservation.objects.get(pk=row.pk)
+    assert (fresh.start, fresh.end) in (
+        (row.start, row.end + timedelta(hours=1)),
+        (row.start + timedelta(hours=2), row.end + timedelta(hours=2)),
+    )
+
+
+def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed: World) -> None:
+    row = changeable(committed)
+    waiting = changing(committed, row, end=row.end + timedelta(hours=2))()
+    engine.change_reservation(row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now)
+    window = (row.start, row.end)
+    effect = approvals.effect_of(waiting, committed.now)
+    assert not effect["fits"] and "was changed meanwhile" in effect["sentence"]
+    with pytest.raises(Conflict, match="was changed meanwhile"):
+        approvals.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
+    fresh = Reservation.objects.get(pk=row.pk)
+    assert (fresh.start, fresh.end) == window
+    waiting.refresh_from_db()
+    assert waiting.state == "waiting", "nothing was decided"
+
+
+def test_a_quota_change_and_a_wish_to_join_wait_once_however_many_ask_at_once(committed: World) -> None:
+    newcomer = User.objects.create_user("newcomer")
+    for ask in (
+        lambda: waiting_quota(committed, committed.vision, 9),
+        lambda: approvals.request_membership(actor=newcomer, team=committed.vision.team, now=committed.now),
+    ):
+        raised = all_at_once(*[ask] * 4)
+        assert sum(problem is None for problem in raised) == 1, raised
+    assert Submission.objects.filter(state="waiting").count() == 2
 
 
 def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
