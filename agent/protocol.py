@@ -62,6 +62,9 @@ class GpuSeen:
     numa_node: int | None = None
     pci_bus_id: str = ""
     units: list[UnitSeen] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/nvml.py
+    pcie: str = ""  # "gen 5 x16, of gen 5 x16"
+    nvlinks: int | None = None  # links that are up
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,11 @@ class Inventory:
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)  # what this host cannot do, in words
     environment: EnvironmentSeen | None = None  # None: an agent that does not tell
+    users_per_team: bool = False  # each team's work runs as a user of its own
+    limits: list[str] = field(default_factory=list)  # of cpu, memory, pids, devices: those that are set per run
+    cgroups: str = ""  # v1, v2, hybrid or none
+    network: str = ""  # of workloads: private, internet or host
+    address: str = ""  # where workloads of other hosts reach those of this one; empty: nowhere, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class RunSeen:
     ended_at: float | None = None
     checkpoint_at: float | None = None  # last acknowledged checkpoint
     activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/watch.py
+    prepared: bool = False  # a member of a gang that could begin here at once, and waits for the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,41 @@ class HomesSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StraySeen:
+    """A process on a GPU that the run holding it, if any, does not account for."""
+
+    gpu: str  # uuid
+    pid: int
+    started: int  # clock ticks after the boot
+    user: str = ""  # name, or the number where the host has no name for it
+    name: str = ""  # the kernel's name of the command
+    memory_mib: int | None = None  # that it holds on this GPU
+    run: str = ""  # a run of this host that it belongs to and that does not hold this GPU
+    done: str = ""  # what was done about it, or why nothing
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSeen:
+    """One check of a diagnostic. ``passed`` None: it could not be made, or it only measures."""
+
+    name: str
+    passed: bool | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticSeen:
+    diagnostic: str  # DiagnosticWanted.diagnostic
+    state: str  # wanted (it waits for the GPU), running, passed, failed, stopped
+    tool: str = ""  # dcgm, own or simulated
+    checks: list[CheckSeen] = field(default_factory=list)
+    detail: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     version: int
     agent_version: str
@@ -137,7 +181,28 @@ class Observed:
     runs: list[RunSeen]
     spooled_batches: int = 0
     homes: HomesSeen | None = None  # said once after each measurement; None: nothing new
+    strays: list[StraySeen] | None = None  # said when they change; None: as before
+    diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     kind: str = "observed"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWanted:
+    """One host of a gang."""
+
+    host: str  # its name in the pool
+    address: str  # Inventory.address of it
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangWanted:
+    """What one member of a gang has to know of the others. An agent that knows nothing of gangs starts its part at once."""
+
+    rank: int  # from 0
+    members: list[MemberWanted]  # by rank
+    port: int  # of the rendezvous, at the address of rank 0
+    go: bool = False  # every member is prepared: begin. Until then nothing is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +222,25 @@ class RunWanted:
     unit_uuids: list[str] = field(default_factory=list)
     owner: str = ""  # name of the home folder
     team: str = ""
+    team_id: str = ""  # never another team's, also after a restored backup
+    team_user: int = 0  # number of the team's user on every host; 0: the server gives none
     secret: str = ""  # notebook: what the edge sends in X-Gpupool-Secret; never put into the kernels' environment
     attempt: int = 1
     cpu_milli: int = 0
     memory_mib: int = 0
     max_runtime_seconds: int = 0
     array_index: int | None = None  # which task of an array it is
+    gang: GangWanted | None = None  # None: this host alone
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticWanted:
+    """A GPU to be looked at. It waits for the GPU's lock and gives way to work."""
+
+    diagnostic: str
+    gpu: str  # uuid
+    tool: str = "auto"  # auto, own, dcgm
+    deadline_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +256,8 @@ class Desired:
     credential: str = ""  # a renewed credential, when this one is old
     credential_expires_at: float | None = None
     poll_seconds: float = 5.0
+    diagnostics: list[DiagnosticWanted] = field(default_factory=list)
+    stray_action: str = "report"  # report, warn, end
     answers: int = 0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
     kind: str = "desired"
 

@@ -30,6 +30,20 @@ class WorkloadType(models.TextChoices):
     OTHER = "other"
 
 
+class StrayAction(models.TextChoices):
+    """What is done about a process on a GPU that no workload there holds. Operators are told of it in any case."""
+
+    REPORT = "report", "show it"
+    WARN = "warn", "show it, and tell the person it belongs to"
+    END = "end", "show it, and end it when it is surely neither ours nor the system's"
+
+
+class DiagnosticTool(models.TextChoices):
+    AUTO = "auto", "DCGM where the host has it, else our own"
+    OWN = "own", "our own"
+    DCGM = "dcgm", "DCGM"
+
+
 PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
 
 
@@ -78,6 +92,15 @@ class Pool(models.Model):
     reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
     no_show_seconds = models.PositiveIntegerField(default=30 * 60)
     idle_limit_seconds = models.PositiveIntegerField(default=60 * 60)
+    stray_action = models.CharField(
+        max_length=6, choices=StrayAction.choices, default=StrayAction.REPORT, help_text="for processes of no workload"
+    )
+    diagnostic_tool = models.CharField(max_length=4, choices=DiagnosticTool.choices, default=DiagnosticTool.AUTO)
+    diagnostic_seconds = models.PositiveIntegerField(default=600, help_text="how long a diagnostic of one GPU may take")
+    diagnose_after_quarantine = models.BooleanField(
+        default=True, help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out"
+    )
+    diagnose_every_hours = models.PositiveIntegerField(default=0, help_text="GPUs that are idle; 0: never")
     created_at = models.DateTimeField()
 
     class Meta:
@@ -161,6 +184,9 @@ class Host(models.Model):
     )
     storage = models.ForeignKey(
         Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="hosts", help_text="of its homes"
+    )
+    tripped_at = models.DateTimeField(
+        null=True, blank=True, help_text="since when too many attempts of different workloads failed on it"
     )
     last_sync_at = models.DateTimeField(null=True, blank=True)
     silent_since = models.DateTimeField(null=True, blank=True)
@@ -698,6 +724,42 @@ class GpuStateChange(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["gpu", "at"])]
+
+
+class Diagnostic(models.Model):
+    """One GPU looked at by its host: memory, bandwidth and arithmetic. Passed, it comes back; failed, it goes out."""
+
+    class Why(models.TextChoices):
+        OPERATOR = "operator", "asked for"
+        QUARANTINED = "quarantined", "after its quarantine"
+        TRIPPED = "tripped", "after too many failed attempts on its host"
+        PERIODIC = "periodic", "its turn, while idle"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="diagnostics")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="diagnostics")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    why = models.CharField(max_length=12, choices=Why.choices)
+    state = models.CharField(
+        max_length=8, choices=states.choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
+    )
+    tool = models.CharField(max_length=12, default="", blank=True, help_text="what was run: dcgm, own or simulated")
+    simulated = models.BooleanField(default=False, help_text="nothing was measured")
+    checks = models.JSONField(default=list, blank=True, help_text="name, passed and numbers of each check")
+    detail = models.CharField(max_length=300, default="", blank=True)
+    created_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu"], condition=Q(state__in=("wanted", "running")), name="one_open_diagnostic_per_gpu"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["gpu", "-created_at"]),
+            models.Index(fields=["host"], condition=Q(state__in=("wanted", "running")), name="open_diagnostics_of_a_host"),
+        ]
 
 
 class RecordingPart(models.Model):

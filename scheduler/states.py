@@ -62,6 +62,14 @@ class RepairState(StrEnum):
     OUT = "out"
 
 
+class DiagnosticState(StrEnum):
+    WANTED = "wanted"  # its host has not begun
+    RUNNING = "running"
+    PASSED = "passed"
+    FAILED = "failed"  # the GPU is not to be used
+    STOPPED = "stopped"  # it gave way to work, or nobody answered: nothing is known
+
+
 def accepts_work(lease: str, admin: str, repair: str) -> bool:
     """May new work be placed on a host with these three states?"""
     return (lease, admin, repair) == (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
@@ -115,6 +123,13 @@ TRANSITIONS: dict[type[StrEnum], Transitions] = {
         quarantined=("well", "diagnosing", "out"),
         diagnosing=("well", "out", "quarantined"),
         out=("well", "diagnosing"),
+    ),
+    DiagnosticState: _table(
+        wanted=("running", "passed", "failed", "stopped"),
+        running=("passed", "failed", "stopped"),
+        passed=(),
+        failed=(),
+        stopped=(),
     ),
 }
 

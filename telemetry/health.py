@@ -9,7 +9,8 @@ from django.db import transaction
 
 from scheduler import locks
 from scheduler.models import Gpu, Host
-from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu
+from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu, trip_host
+from telemetry import breaker
 from telemetry.models import HealthEvent, HealthRule
 
 EVENTS_AT_ONCE = 200
@@ -52,6 +53,8 @@ def _wanted(event: HealthEvent, rule: HealthRule | None) -> str:
     """What the rule says, once the event came often enough; before that it is noted."""
     if rule is None:
         return Action.NOTE
+    if event.code == breaker.CODE:
+        return rule.action  # that event is made of as many as the rule says
     since = event.at - timedelta(seconds=rule.window_seconds)
     same = HealthEvent.objects.filter(
         host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
@@ -72,6 +75,8 @@ def _allowed(event: HealthEvent, action: str, now: datetime) -> bool:
 
 def _act(event: HealthEvent, action: str, now: datetime) -> bool:
     reason = f"{event.code} {event.detail}".strip()[:300]
+    if event.code == breaker.CODE and action == Action.CORDON:
+        return trip_host(event.host, reason=reason, now=now)  # what runs there runs
     if action == Action.CORDON:
         # Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes.
         cordoned = cordon_host(event.host, reason=reason, now=now)

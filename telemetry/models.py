@@ -130,6 +130,9 @@ class HealthRule(models.Model):
     repeats = models.PositiveSmallIntegerField(default=1, help_text="acts at this many within the window")
     window_seconds = models.PositiveIntegerField(default=3600)
     source = models.CharField(max_length=200, help_text="who recommends it")
+    elsewhere = models.CharField(
+        max_length=300, default="", blank=True, help_text="where others do something else, and their source"
+    )
 
 
 class HealthEvent(models.Model):
@@ -147,6 +150,31 @@ class HealthEvent(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["host", "event_id"], name="a_health_event_lands_once")]
         indexes = [models.Index(fields=["-at"])]
+
+
+class Stray(models.Model):
+    """A process on a GPU that no allocation there accounts for, as its host saw it."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")
+    pid = models.PositiveIntegerField()
+    started = models.BigIntegerField(help_text="clock ticks after the boot: tells it from a later one with the same pid")
+    user = models.CharField(max_length=64, default="", blank=True)
+    name = models.CharField(max_length=64, default="", blank=True)
+    memory_mib = models.PositiveIntegerField(null=True, blank=True, help_text="on that GPU; empty: unknown")
+    run = models.CharField(max_length=40, default="", blank=True, help_text="of a workload that does not hold this GPU")
+    done = models.CharField(max_length=200, default="", blank=True, help_text="what its host did about it, or why nothing")
+    first_seen = models.DateTimeField()
+    last_seen = models.DateTimeField()
+    gone_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "gpu", "pid", "started"], condition=models.Q(gone_at=None), name="a_stray_is_there_once"
+            )
+        ]
+        indexes = [models.Index(fields=["host", "-last_seen"])]
 
 
 class Price(models.Model):

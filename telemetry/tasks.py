@@ -6,7 +6,7 @@ import structlog
 from celery import shared_task
 from django.utils import timezone
 
-from telemetry import agent_api, budgets, charges, health, ingest, partitions, rollups
+from telemetry import agent_api, breaker, budgets, charges, health, ingest, partitions, rollups
 
 log = structlog.get_logger(__name__)
 
@@ -44,8 +44,10 @@ def keep_partitions() -> None:
 
 @shared_task(name="telemetry.tasks.health")
 def act_on_health() -> None:
-    """Do what the table says about hardware events."""
-    health.handle_events(timezone.now())
+    """Do what the table says about hardware events, and about hosts on which attempts keep failing."""
+    now = timezone.now()
+    breaker.watch(now)
+    health.handle_events(now)
 
 
 @shared_task(name="telemetry.tasks.budgets")

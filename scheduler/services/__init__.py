@@ -25,6 +25,8 @@ from scheduler.services.hosts import (
     return_gpu,
     return_host,
     set_maintenance,
+    take_out_gpu,
+    trip_host,
 )
 from scheduler.services.previews import preview_workload
 from scheduler.services.quotas import change_quota, guarantee_room
@@ -96,6 +98,8 @@ __all__ = [
     "revoke_credential",
     "set_maintenance",
     "shorten_reservation",
+    "take_out_gpu",
+    "trip_host",
     "verify_credential",
     "warn_idle",
 ]

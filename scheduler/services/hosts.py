@@ -51,8 +51,21 @@ def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
     fresh = locks.hosts([host.pk])[host.pk]
     was_closed = _change(fresh, "admin_state", AdminState.IN_SERVICE, reason, now)
     was_ill = _change(fresh, "repair_state", RepairState.WELL, reason, now)
+    if fresh.tripped_at is not None:
+        Host.objects.filter(pk=fresh.pk).update(tripped_at=None)
+        host.tripped_at = None
     _copy(fresh, host)
     return was_closed or was_ill
+
+
+@transaction.atomic
+def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
+    """Too many attempts failed on it: nothing new is placed there until a person returns it or its diagnostics pass."""
+    if not _change_admin(host, AdminState.CORDONED, reason, now):
+        return False
+    Host.objects.filter(pk=host.pk).update(tripped_at=now)
+    host.tripped_at = now
+    return True
 
 
 @transaction.atomic
@@ -97,13 +110,29 @@ def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
     """
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
-    if not _change_gpu(fresh, RepairState.QUARANTINED, reason, now):
+    if not change_gpu(fresh, RepairState.QUARANTINED, reason, now):
         return False
-    holders = Workload.objects.filter(allocations__unit__gpu=fresh, allocations__period__upper_inf=True)
-    for workload in locks.workloads(holders.values_list("pk", flat=True)).values():
-        commands.stop(workload, code=Code.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
+    _stop_holders(fresh, now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     return True
+
+
+@transaction.atomic
+def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
+    """Broken, or on its way to the vendor: its work is stopped and goes elsewhere. False when it was out already."""
+    locks.hosts([gpu.host_id])
+    fresh = Gpu.objects.get(pk=gpu.pk)
+    if not change_gpu(fresh, RepairState.OUT, reason, now):
+        return False
+    _stop_holders(fresh, now)
+    gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
+    return True
+
+
+def _stop_holders(gpu: Gpu, now: datetime) -> None:
+    holders = Workload.objects.filter(allocations__unit__gpu=gpu, allocations__period__upper_inf=True)
+    for workload in locks.workloads(holders.values_list("pk", flat=True)).values():
+        commands.stop(workload, code=Code.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
 
 
 @transaction.atomic
@@ -111,7 +140,7 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
     """Well again. False when it was."""
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
-    changed = _change_gpu(fresh, RepairState.WELL, reason, now)
+    changed = change_gpu(fresh, RepairState.WELL, reason, now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     return changed
 
@@ -165,7 +194,13 @@ def _change(host: Host, field: str, new: StrEnum, reason: str, now: datetime) ->
     return True
 
 
-def _change_gpu(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
+def change_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
+    """The repair state alone. Inside a transaction, host locked. False when there is no way from what it is."""
+    return _change(host, "repair_state", new, reason, now)
+
+
+def change_gpu(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
+    """The same of one GPU; the row kept of it is what its unhealthy time is counted from."""
     old = RepairState(gpu.repair_state)
     if str(new) not in TRANSITIONS[RepairState][str(old)]:
         return False

@@ -1,0 +1,98 @@
+"""The circuit breaker of hosts: one on which attempts of different workloads keep failing takes no new work.
+
+The rule ``breaker:attempts`` says how many within which time, and what is done. What points at the workload is no evidence against
+its host: one that failed likewise on another host, several tasks of one array, several failing programs of one person.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from scheduler.core.reasons import Code
+from scheduler.models import Host, HostStateChange, Run
+from scheduler.states import AdminState
+from telemetry.models import HealthEvent, HealthRule
+
+CODE = "breaker:attempts"
+AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
+HOSTS_FAULT = (Code.START_FAILED, Code.GPU_ERROR)
+
+
+def watch(now: datetime) -> int:
+    """Note an event for each host in service on which too many attempts failed lately; how many are new."""
+    rule = HealthRule.objects.filter(code=CODE).first()
+    if rule is None:
+        return 0
+    since = now - timedelta(seconds=rule.window_seconds)
+    failed = _failed(since)
+    everywhere = _failing_everywhere(failed)
+    by_host: dict[int, list[Run]] = defaultdict(list)
+    for run in failed:
+        if run.workload_id not in everywhere:
+            by_host[run.host_id].append(run)
+    found = 0
+    for host in Host.objects.filter(pk__in=list(by_host), admin_state=AdminState.IN_SERVICE).order_by("pk"):
+        back = _last_return(host, since)
+        runs = [run for run in by_host[host.pk] if back is None or (run.ended_at and run.ended_at > back)]
+        different = {_source(run) for run in runs}
+        if len(different) >= rule.repeats:
+            found += _note(host, runs, len(different), rule, now)
+    return found
+
+
+def _failed(since: datetime) -> list[Run]:
+    rows = Run.objects.filter(
+        ended_at__gt=since, outcome__in=(*HOSTS_FAULT, Code.FAILED), workload__simulated=False
+    ).select_related("workload")
+    return [run for run in rows.order_by("pk") if run.outcome in HOSTS_FAULT or _at_once(run)]
+
+
+def _at_once(run: Run) -> bool:
+    return run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= AT_ONCE
+
+
+def _failing_everywhere(failed: Iterable[Run]) -> set[int]:
+    """Workloads that failed on more than one host."""
+    hosts: dict[int, set[int]] = defaultdict(set)
+    for run in failed:
+        hosts[run.workload_id].add(run.host_id)
+    return {workload for workload, places in hosts.items() if len(places) > 1}
+
+
+def _source(run: Run) -> tuple[str, int]:
+    """Attempts with the same one count as one."""
+    if run.outcome == Code.FAILED:
+        return "owner", run.workload.owner_id
+    if run.workload.array_id is not None:
+        return "array", run.workload.array_id
+    return "workload", run.workload_id
+
+
+def _last_return(host: Host, since: datetime) -> datetime | None:
+    """When a closed host last came back into service: what failed before that has been looked at."""
+    changes = HostStateChange.objects.filter(host=host)
+    closed = changes.exclude(admin_state=AdminState.IN_SERVICE).order_by("-at", "-pk").first()
+    if closed is None:
+        return None
+    back = changes.filter(admin_state=AdminState.IN_SERVICE, pk__gt=closed.pk).order_by("pk").first()
+    return None if back is None or back.at < since else back.at
+
+
+def _note(host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime) -> bool:
+    counts = Counter(run.outcome for run in runs)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    _, created = HealthEvent.objects.get_or_create(
+        host=host,
+        event_id=f"breaker:{runs[-1].pk}",
+        defaults={
+            "source": "gpupool",
+            "code": CODE,
+            "detail": f"{len(runs)} attempts of {different} different sources failed"
+            f" within {rule.window_seconds // 60} min ({told})",
+            "at": now,
+            "received_at": now,
+        },
+    )
+    return created

@@ -1,0 +1,185 @@
+"""What is wanted of diagnostics and what follows from their answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from agent.protocol import CheckSeen, DiagnosticSeen
+from scheduler import diagnostics
+from scheduler.models import Diagnostic, Gpu, GpuStateChange, Host, Pool
+from scheduler.services import Refused, quarantine_gpu, trip_host
+from scheduler.states import RepairState
+from tests.telemetry.rows import at, hold, workload
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
+    return units_of(world.hosts[host])[index].gpu
+
+
+def answer(row: Diagnostic, state: str, *, detail: str = "", minute: int = 10) -> None:
+    seen = DiagnosticSeen(str(row.public_id), state, "own", [CheckSeen("memory", state == "passed", {"gib": 79})], detail)
+    diagnostics.take_in(row.host, [seen], at(10, minute))
+    row.refresh_from_db()
+
+
+def quarantined(world: World) -> Gpu:
+    gpu = gpu_of(world)
+    assert quarantine_gpu(gpu, reason="xid:48", now=at(9))
+    return gpu
+
+
+def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(world: World) -> None:
+    gpu = quarantined(world)
+    diagnostics.keep(at(9, 1))
+    row = Diagnostic.objects.get()
+    gpu.refresh_from_db()
+    assert (row.why, row.state, gpu.repair_state) == ("quarantined", "wanted", "diagnosing")
+    wanted = diagnostics.wanted_of(row.host, row.host.pool)
+    assert [(each.gpu, each.tool, each.deadline_seconds) for each in wanted] == [(gpu.uuid, "auto", 600.0)]
+    answer(row, "running")
+    assert row.state == "running"
+    answer(row, "passed")
+    gpu.refresh_from_db()
+    assert (row.state, row.tool, row.checks[0]["numbers"], gpu.repair_state) == ("passed", "own", {"gib": 79}, "well")
+    states = list(GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True))
+    assert states == ["quarantined", "diagnosing", "well"]
+    diagnostics.keep(at(10, 30))
+    assert Diagnostic.objects.count() == 1
+
+
+def test_a_gpu_whose_diagnostic_fails_is_out_with_the_reason(world: World) -> None:
+    gpu = quarantined(world)
+    diagnostics.keep(at(9, 1))
+    answer(Diagnostic.objects.get(), "failed", detail="memory: 1 word of 79 GiB differs")
+    gpu.refresh_from_db()
+    assert (gpu.repair_state, gpu.state_reason) == ("out", "its diagnostic failed: memory: 1 word of 79 GiB differs")
+    diagnostics.keep(at(11))
+    assert Diagnostic.objects.count() == 1, "nobody tries again what has failed"
+
+
+def test_a_quarantined_gpu_waits_until_its_work_is_gone(world: World) -> None:
+    held = hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
+    quarantined(world)
+    diagnostics.keep(at(9, 1))
+    assert not Diagnostic.objects.exists()
+    with pytest.raises(Refused) as no:
+        diagnostics.want(held.unit.gpu, why=Diagnostic.Why.OPERATOR, now=at(9, 1))
+    assert no.value.code == "gpu_is_held"
+
+
+def test_a_diagnostic_that_gave_way_or_was_not_answered_is_tried_again_a_few_times(world: World) -> None:
+    gpu = quarantined(world)
+    moment = at(9, 1)
+    for tries in (1, 2, 3):
+        diagnostics.keep(moment)
+        assert Diagnostic.objects.count() == tries
+        moment += timedelta(seconds=600 + 121)
+        diagnostics.keep(moment)
+        gpu.refresh_from_db()
+        assert gpu.repair_state == "quarantined"
+        diagnostics.keep(moment + timedelta(minutes=1))
+        assert Diagnostic.objects.count() == tries, "not at once again"
+        moment += timedelta(minutes=11)
+    diagnostics.keep(moment + timedelta(hours=5))
+    assert Diagnostic.objects.count() == 3
+    assert {row.detail for row in Diagnostic.objects.all()} == {"no answer came from its host"}
+
+
+def test_a_pool_may_leave_quarantined_gpus_to_a_person(world: World) -> None:
+    Pool.objects.update(diagnose_after_quarantine=False)
+    quarantined(world)
+    diagnostics.keep(at(9, 1))
+    assert not Diagnostic.objects.exists()
+
+
+def test_a_host_that_falls_silent_answers_nothing(world: World) -> None:
+    gpu = quarantined(world)
+    diagnostics.keep(at(9, 1))
+    Host.objects.filter(pk=gpu.host_id).update(lease_state="silent")
+    diagnostics.keep(at(9, 2))
+    row = Diagnostic.objects.get()
+    gpu.refresh_from_db()
+    assert (row.state, row.detail, gpu.repair_state) == ("stopped", "its host fell silent", "quarantined")
+
+
+def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World) -> None:
+    quarantined(world)
+    diagnostics.keep(at(9, 1))
+    row = Diagnostic.objects.get()
+    diagnostics.take_in(world.hosts["beta"], [DiagnosticSeen(str(row.public_id), "passed")], at(9, 2))
+    diagnostics.take_in(row.host, [DiagnosticSeen("no uuid", "passed"), DiagnosticSeen(str(row.public_id), "odd")], at(9, 2))
+    row.refresh_from_db()
+    assert row.state == "wanted"
+    answer(row, "passed")
+    answer(row, "failed")
+    assert row.state == "passed"
+    assert Gpu.objects.get(pk=row.gpu_id).repair_state == RepairState.WELL
+
+
+def test_idle_gpus_have_their_turn_a_few_at_once_and_busy_ones_not(world: World) -> None:
+    Pool.objects.update(diagnose_every_hours=24)
+    hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
+    diagnostics.keep(at(9))
+    first = list(Diagnostic.objects.all())
+    assert first and gpu_of(world).pk not in {row.gpu_id for row in first}
+    assert {row.why for row in first} == {"periodic"}
+    assert {row.gpu.repair_state for row in first} == {"well"}, "work may still be placed there"
+    for row in first:
+        answer(row, "passed", minute=0)
+    diagnostics.keep(at(10, 1))
+    second = set(Diagnostic.objects.values_list("gpu_id", flat=True)) - {row.gpu_id for row in first}
+    assert second, "then it is the next one's turn"
+    assert Diagnostic.objects.filter(gpu_id__in=[row.gpu_id for row in first]).count() == len(first)
+
+
+def test_a_gpu_in_service_that_fails_goes_out(world: World) -> None:
+    gpu = gpu_of(world)
+    row = diagnostics.want(gpu, why=Diagnostic.Why.OPERATOR, now=at(9))
+    answer(row, "failed", detail="bandwidth")
+    gpu.refresh_from_db()
+    assert gpu.repair_state == "out"
+
+
+def test_one_gpu_is_looked_at_once_at_a_time(world: World) -> None:
+    diagnostics.want(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
+    with pytest.raises(Refused) as no:
+        diagnostics.want(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
+    assert no.value.code == "diagnostic_is_open"
+
+
+def test_a_tripped_host_comes_back_once_all_its_gpus_have_passed(world: World) -> None:
+    host = world.hosts["gamma"]
+    assert trip_host(host, reason="3 attempts failed", now=at(9))
+    diagnostics.keep(at(9, 1))
+    rows = list(Diagnostic.objects.filter(host=host, why="tripped"))
+    assert len(rows) == host.gpus.count()
+    for row in rows[:-1]:
+        answer(row, "passed")
+    assert Host.objects.get(pk=host.pk).admin_state == "cordoned"
+    answer(rows[-1], "passed")
+    host.refresh_from_db()
+    assert (host.admin_state, host.tripped_at) == ("in_service", None)
+
+
+def test_a_tripped_host_with_a_bad_gpu_stays_closed(world: World) -> None:
+    host = world.hosts["gamma"]
+    trip_host(host, reason="3 attempts failed", now=at(9))
+    diagnostics.keep(at(9, 1))
+    for number, row in enumerate(Diagnostic.objects.filter(host=host)):
+        answer(row, "failed" if number == 0 else "passed")
+    assert Host.objects.get(pk=host.pk).admin_state == "cordoned"
+
+
+def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
+    host = world.hosts["gamma"]
+    Host.objects.filter(pk=host.pk).update(repair_state="quarantined", state_reason="it hung")
+    rows = diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=at(9))
+    assert Host.objects.get(pk=host.pk).repair_state == "diagnosing"
+    for row in rows:
+        answer(row, "passed")
+    assert Host.objects.get(pk=host.pk).repair_state == "well"
