@@ -235,7 +235,7 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label.")
 @click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be.")
 @click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
-@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once ID has ended: ok, any or not_ok.")
+@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once ID, a job or a whole array, has ended: ok, any or not_ok.")
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -283,7 +283,15 @@ def _dependency(session: Session, text: str) -> dict[str, str]:
     condition, colon, id_ = text.partition(":")
     if not colon or condition not in ("ok", "any", "not_ok"):
         raise click.UsageError(f"--after {text!r}; allowed: ok:ID, any:ID or not_ok:ID.")
-    return {"condition": condition, "workload": _found(session, id_)["id"]}
+    try:
+        return {"condition": condition, "workload": _found(session, id_)["id"]}
+    except Problem as no_workload:
+        if no_workload.code != NOT_FOUND:
+            raise
+        try:
+            return {"condition": condition, "array": _named(session.client, id_, "arrays/", "array")["id"]}
+        except Problem:
+            raise no_workload from None
 
 
 def _tasks_made(made: Any) -> None:

@@ -136,6 +136,15 @@ class _Facts:
         return found.name if found else otherwise
 
 
+    def awaited(self) -> str:
+        """What work waits for: another one, or every task of an array; by name where the viewer may see it."""
+        value = self.get("array")
+        if not isinstance(value, int):
+            return self.workload("another workload")
+        found = None if self.viewer is None else policy.visible_arrays(self.viewer).filter(pk=value).first()
+        return f"every task of {found.name}" if found else "every task of an array"
+
+
 Sentence = Callable[[_Facts], str]
 
 # How a dependency has to have ended.
@@ -201,7 +210,7 @@ REASONS: dict[str, Sentence] = {
         f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
     ),
     "dependency": lambda f: (
-        f"It waits for {f.workload('another workload')} to end"
+        f"It waits for {f.awaited()} to end"
         f"{', and for ' + _counted(int(f.get('workloads')) - 1, 'other') if f.several('workloads') else ''}."
     ),
     "array_limit": lambda f: (
@@ -247,6 +256,12 @@ REASONS: dict[str, Sentence] = {
     ),
     "spare_capacity_kept": lambda f: (
         f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
+    ),
+    # why work is not taken into the queue
+    "too_many_waiting": lambda f: (
+        f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
+        f"this pool; with {f.plain('', 'more')} more there would be more than the {f.plain('', 'limit')} that one "
+        f"{'team' if f.get('of') == 'team' else 'person'} may have. Submit it when some have started or are cancelled."
     ),
     # why a reservation does not fit
     "window_full": lambda f: (
@@ -299,9 +314,9 @@ REASONS: dict[str, Sentence] = {
         else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
     ),
     "dependency_never_met": lambda f: (
-        f"It was to run once {f.workload('another workload')} had "
+        f"It was to run once {f.awaited()} had "
         f"{CONDITIONS.get(str(f.get('condition')), 'ended as it had to')}; that can't happen any more"
-        f"{', it ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
+        f"{', ' + ('one' if f.get('array') else 'it') + ' ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
     ),
 }
 

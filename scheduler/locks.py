@@ -1,4 +1,5 @@
-"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, arrays, workloads.
+"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, arrays, workloads;
+and whoever submits takes its team and itself, and none of these.
 
 Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
 who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows.
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from django.contrib.auth import get_user_model
 from django.db import models
 from django.db.models.expressions import RawSQL
 
-from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Workload
+from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Team, Workload
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -51,6 +53,12 @@ def workload_states(ids: Iterable[int]) -> dict[int, str]:
     wanted = RawSQL("SELECT unnest(%s::bigint[])", (sorted(set(ids)),))
     rows = Workload.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
     return dict(rows.values_list("pk", "state"))
+
+
+def submitters(*, team: int, person: int) -> None:
+    """What a team and a person have waiting grows only under this lock. The engine never asks for it."""
+    _rows(Team, [team])
+    _rows(get_user_model(), [person])
 
 
 def reservations(ids: Iterable[int]) -> dict[int, Reservation]:

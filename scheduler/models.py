@@ -87,6 +87,9 @@ class Pool(models.Model):
     longest_runtime_seconds = models.PositiveIntegerField(default=7 * 86_400)
     most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
     most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
+    # Five of the largest arrays; and as many as a cycle is measured with (docs/benchmarks.md), so that no team alone makes it slow.
+    most_waiting_per_user = models.PositiveIntegerField(default=5_000, help_text="notebooks and jobs of one person in the queue")
+    most_waiting_per_team = models.PositiveIntegerField(default=10_000, help_text="notebooks and jobs of one team in the queue")
     approval_above_gpus = models.PositiveIntegerField(default=4, help_text="reservations above this wait for approval")
     longest_reservation_seconds = models.PositiveIntegerField(default=14 * 86_400)
     reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
@@ -442,6 +445,9 @@ class Workload(AskFields):
     waits_for = ArrayField(
         models.BigIntegerField(), default=list, blank=True, help_text="workloads whose end it still waits for"
     )
+    waits_for_arrays = ArrayField(
+        models.BigIntegerField(), default=list, blank=True, help_text="arrays whose last task's end it still waits for"
+    )
     wanted_by = models.DateTimeField(null=True, blank=True, help_text="when it should be done: a wish, nothing holds it to it")
     command = models.TextField(default="", blank=True, help_text="a job's shell command; empty for a notebook")
     environment = models.JSONField(default=dict, blank=True)
@@ -504,7 +510,8 @@ class Workload(AskFields):
 
 
 class Dependency(models.Model):
-    """A workload waits until another one, which was there before it, has ended as it has to. Made at its birth only."""
+    """A workload waits until another one, or a whole array, which was there before it, has ended as it has to. Made at its
+    birth only. An array has ended ``ok`` when all its tasks finished, ``not_ok`` when all ended and some did not finish."""
 
     class Condition(models.TextChoices):
         OK = "ok", "finished"
@@ -512,16 +519,24 @@ class Dependency(models.Model):
         NOT_OK = "not_ok", "ended otherwise"
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependencies")
-    on = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependents")
+    on = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents")
+    on_array = models.ForeignKey(JobArray, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents")
     condition = models.CharField(max_length=6, choices=Condition.choices, default=Condition.OK)
     settled_at = models.DateTimeField(null=True, blank=True, help_text="when it was met, or could not be met any more")
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["workload", "on"], name="a_workload_waits_for_another_once"),
+            models.UniqueConstraint(fields=["workload", "on_array"], name="a_workload_waits_for_an_array_once"),
             models.CheckConstraint(condition=Q(workload__gt=F("on")), name="a_workload_waits_for_earlier_ones"),
+            models.CheckConstraint(
+                condition=Q(on__isnull=True) ^ Q(on_array__isnull=True), name="a_dependency_is_on_a_workload_or_on_an_array"
+            ),
         ]
-        indexes = [models.Index(fields=["on"], condition=Q(settled_at=None), name="dependencies_not_settled")]
+        indexes = [
+            models.Index(fields=["on"], condition=Q(settled_at=None), name="dependencies_not_settled"),
+            models.Index(fields=["on_array"], condition=Q(settled_at=None), name="waiting_for_arrays"),
+        ]
 
 
 class Run(models.Model):
@@ -781,3 +796,4 @@ class Recording(models.Model):
     placed = models.PositiveIntegerField()
     evicted = models.PositiveIntegerField()
     refused = models.PositiveIntegerField()
+    size_bytes = models.PositiveBigIntegerField(default=0, help_text="of the parts that it was the first to name, compressed")

@@ -6,14 +6,16 @@ same work once. The snapshot reads only what is written here: ``waits_for`` and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, F, Q
 
 from scheduler import locks, nudge
 from scheduler.core.reasons import Code
-from scheduler.dependencies import met
+from scheduler.dependencies import links, met_by_tasks, tasks_of
 from scheduler.models import Dependency, JobArray, Workload
 from scheduler.services.workloads import end_queued
 from scheduler.states import WorkloadState
@@ -32,8 +34,15 @@ def settle(now: datetime) -> int:
 
 
 def _settle_dependencies(now: datetime) -> int:
-    due = Dependency.objects.filter(settled_at=None, on__state=WorkloadState.ENDED).order_by("workload_id")
-    waiting = list(dict.fromkeys(due.values_list("workload_id", flat=True)[:AT_ONCE]))
+    unsettled = Dependency.objects.filter(settled_at=None)
+    arrays = set(unsettled.exclude(on_array=None).order_by().values_list("on_array", flat=True).distinct())
+    tasks = tasks_of(arrays)
+    due = Q(on__state=WorkloadState.ENDED)
+    for condition in Dependency.Condition:
+        known = [array for array, come in tasks.items() if met_by_tasks(condition, come) is not None]
+        due |= Q(on_array__in=known, condition=condition) if known else Q()
+    found = unsettled.filter(due).order_by("workload_id").values_list("workload_id", flat=True)
+    waiting = list(dict.fromkeys(found[:AT_ONCE]))
     for pk in waiting:
         with transaction.atomic():
             _settle_one(locks.workloads([pk])[pk], now)
@@ -42,18 +51,41 @@ def _settle_dependencies(now: datetime) -> int:
 
 def _settle_one(workload: Workload, now: datetime) -> None:
     """Of one locked workload: what has ended is waited for no more; when it ended otherwise than it had to, so does this one."""
-    unsettled = Dependency.objects.filter(workload=workload, settled_at=None, on__state=WorkloadState.ENDED)
-    ended = list(unsettled.select_related("on").order_by("on_id"))
-    unmet = next((each for each in ended if not met(each.condition, each.on.outcome)), None)
+    unsettled = list(
+        Dependency.objects.filter(workload=workload, settled_at=None).select_related("on", "on_array").order_by("pk")
+    )
+    standing = {each.pk: link for each, link in zip(unsettled, links(_asked(unsettled)), strict=True)}
+    settled = [each for each in unsettled if standing[each.pk].met is not None]
+    unmet = next((each for each in settled if not standing[each.pk].met), None)
     if unmet is not None and workload.state == WorkloadState.QUEUED:
-        numbers = {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
-        end_queued(workload, code=Code.DEPENDENCY_NEVER_MET, now=now, numbers=numbers)
-    gone = {each.on_id for each in ended}
-    left = [pk for pk in workload.waits_for if pk not in gone]
-    Workload.objects.filter(pk=workload.pk).update(waits_for=left)
-    Dependency.objects.filter(pk__in=[each.pk for each in ended]).update(settled_at=now)
+        end_queued(workload, code=Code.DEPENDENCY_NEVER_MET, now=now, numbers=_why_never(unmet))
+    gone, gone_arrays = {each.on_id for each in settled}, {each.on_array_id for each in settled}
+    Workload.objects.filter(pk=workload.pk).update(
+        waits_for=[pk for pk in workload.waits_for if pk not in gone],
+        waits_for_arrays=[pk for pk in workload.waits_for_arrays if pk not in gone_arrays],
+    )
+    Dependency.objects.filter(pk__in=[each.pk for each in settled]).update(settled_at=now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
+
+
+def _asked(rows: Iterable[Dependency]) -> list[tuple[str, Workload | JobArray]]:
+    """As they were asked for."""
+    found = []
+    for each in rows:
+        on = each.on or each.on_array
+        assert on is not None, "a constraint sees to it"
+        found.append((each.condition, on))
+    return found
+
+
+def _why_never(unmet: Dependency) -> dict[str, Any]:
+    """What it waited for and how that ended; of an array's tasks the first that did not finish, where one did not."""
+    if unmet.on is not None:
+        return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
+    tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by("array_index", "pk")
+    otherwise = tasks.exclude(outcome=str(Code.FINISHED)).values_list("outcome", flat=True).first()
+    return {"array": unmet.on_array_id, "condition": unmet.condition, "outcome": otherwise or str(Code.FINISHED)}
 
 
 def _release_tasks() -> int:

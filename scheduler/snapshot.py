@@ -21,6 +21,7 @@ from django.db import connection, transaction
 from django.db.models import F, Min, QuerySet, Sum
 from django.db.models.expressions import Combinable, RawSQL
 
+from scheduler import dependencies
 from scheduler.commands import LIVE
 from scheduler.core import model
 from scheduler.core.reasons import Code
@@ -299,9 +300,8 @@ class Moment:
         code, numbers = budget.gate, budget.gate_numbers
         if row["reservation__state"] is not None and row["reservation__state"] not in PROMISED:
             code, numbers = str(Code.RESERVATION_OVER), ()
-        elif row["waits_for"]:
-            waits_for = row["waits_for"]
-            code, numbers = str(Code.DEPENDENCY), (("workload", waits_for[0]), ("workloads", len(waits_for)))
+        elif row["waits_for"] or row["waits_for_arrays"]:
+            code, numbers = str(Code.DEPENDENCY), dependencies.numbers_of(row["waits_for"], row["waits_for_arrays"])
         elif row["held_back"]:
             code, numbers = str(Code.ARRAY_LIMIT), (("most_at_once", row["array__most_at_once"]),)
         return model.Queued(
@@ -496,6 +496,7 @@ QUEUED_COLUMNS = (
     "not_before",
     "earmarked_units",
     "waits_for",
+    "waits_for_arrays",
     "held_back",
     "array__most_at_once",
 )

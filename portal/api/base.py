@@ -118,7 +118,7 @@ class WindowSerializer(serializers.Serializer[Any]):
     end = serializers.DateTimeField()
 
 
-ROWS = frozenset({"team", "for_team", "owner", "project", "pool", "workload", "for_workload", "reservation"})
+ROWS = frozenset({"team", "for_team", "owner", "project", "pool", "workload", "for_workload", "reservation", "array"})
 
 
 def told_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:

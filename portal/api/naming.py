@@ -10,7 +10,7 @@ from portal.api.base import choose
 from portal.errors import Invalid
 from portal.models import Template, User
 from portal.validation import shown
-from scheduler.models import Pool, Project, Reservation, Team, Workload
+from scheduler.models import JobArray, Pool, Project, Reservation, Team, Workload
 
 
 def pool_of(user: User, slug: str) -> Pool:
@@ -43,16 +43,17 @@ def reservation_of(user: User, public_id: UUID | None) -> Reservation | None:
     return choose(rows, "reservation", str(public_id), "the id of a reservation", public_id=public_id)
 
 
-def after_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload]]:
-    """What a job waits for: conditions and workloads. Raises Invalid."""
-    rows = policy.visible_workloads(user)
-    return [
-        (
-            each["condition"],
-            choose(rows, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"]),
-        )
-        for each in given
-    ]
+def after_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
+    """What a job waits for: conditions, and workloads or arrays. Raises Invalid."""
+    return [(each["condition"], _awaited(user, each)) for each in given]
+
+
+def _awaited(user: User, each: dict[str, Any]) -> Workload | JobArray:
+    if "array" in each:
+        rows = policy.visible_arrays(user)
+        return choose(rows, "after", str(each["array"]), "the id of an array", public_id=each["array"])
+    work = policy.visible_workloads(user)
+    return choose(work, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"])
 
 
 def template_of(slug: str | None) -> Template | None:

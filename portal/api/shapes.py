@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from django.db.models import Q
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -190,6 +191,8 @@ class PoolShape(Ser):
     longest_reservation_seconds = serializers.IntegerField()
     reservation_horizon_seconds = serializers.IntegerField()
     idle_limit_seconds = serializers.IntegerField()
+    most_waiting_per_user = serializers.IntegerField(help_text="notebooks and jobs of one person in the queue")
+    most_waiting_per_team = serializers.IntegerField(help_text="notebooks and jobs of one team in the queue")
     models = ModelShape(many=True, source="model_counts")
 
 
@@ -346,7 +349,8 @@ class RunShape(Ser):
 
 
 class AfterShape(Ser):
-    workload = serializers.UUIDField(source="on.public_id")
+    workload = serializers.UUIDField(source="on.public_id", allow_null=True, default=None)
+    array = serializers.UUIDField(source="on_array.public_id", allow_null=True, default=None, help_text="instead: all its tasks")
     condition = serializers.ChoiceField(choices=Dependency.Condition.choices)
     settled_at = serializers.DateTimeField(allow_null=True, help_text="when it had ended")
 
@@ -359,7 +363,9 @@ class WorkloadDetail(WorkloadShape):
     def get_after(self, workload: Workload) -> Any:
         """In the order of their submission."""
         seen = policy.visible_workloads(self.context["user"])
-        rows = workload.dependencies.filter(on__in=seen).select_related("on").order_by("on_id")
+        arrays = policy.visible_arrays(self.context["user"])
+        rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related("on", "on_array")
+        rows = rows.order_by("on_id", "on_array_id")
         return AfterShape(rows, many=True).data
 
     @extend_schema_field(RunShape(many=True))
@@ -413,11 +419,23 @@ class NotebookWish(_AskWish):
 
 
 class AfterWish(Strict):
-    workload = serializers.UUIDField(help_text="earlier work that you may see")
+    workload = serializers.UUIDField(required=False, help_text="earlier work that you may see")
+    array = serializers.UUIDField(
+        required=False, help_text="instead of a workload: ok once all its tasks finished, not_ok once all ended and some did not"
+    )
     condition = serializers.ChoiceField(
         choices=Dependency.Condition.choices, default="ok", help_text="how it has to have ended"
     )
 
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """One of the two."""
+        if ("workload" in attrs) == ("array" in attrs):
+            raise serializers.ValidationError({"workload": "allowed: the id of a workload, or instead of it that of an array."})
+        return attrs
+
+
+class _Placed(_AskWish):
+    """Where it has to be, and where it would rather be."""
 
 class JobWish(_AskWish):
     name = name_field()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.db.models import Count, Min, Q, QuerySet
+from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
 
+from portal import policy
+from portal.models import User
 from scheduler.core.reasons import Code
 from scheduler.models import JobArray, Workload
 from scheduler.states import WorkloadState
@@ -27,6 +29,12 @@ def with_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
         cancelled=Count("tasks", filter=CANCELLED),
         failed=Count("tasks", filter=ENDED & ~FINISHED & ~CANCELLED),
     )
+
+
+def own_open(user: User) -> QuerySet[JobArray]:
+    """A person's arrays of which a task has not ended, the latest first."""
+    left = Workload.objects.filter(array=OuterRef("pk")).exclude(state=WorkloadState.ENDED)
+    return policy.visible_arrays(user).filter(Exists(left), owner=user).order_by("-created_at", "-pk")
 
 
 def one_line_each(rows: QuerySet[Workload]) -> QuerySet[Workload]:

@@ -18,6 +18,7 @@ from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 
 DAY = 86_400
 MOST_GPUS = 100_000
+MOST_WAITING = 1_000_000
 
 # Field of a pool: (lowest, highest, unit). Counts of GPUs may be left empty where the second table says so.
 POOL_LIMITS: dict[str, tuple[int, int, str]] = {
@@ -34,6 +35,8 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "idle_limit_seconds": (60, 7 * DAY, "seconds"),
     "most_gpus_per_user": (1, MOST_GPUS, "GPUs"),
     "most_gpus_per_workload": (1, MOST_GPUS, "GPUs"),
+    "most_waiting_per_user": (1, MOST_WAITING, "notebooks and jobs"),
+    "most_waiting_per_team": (1, MOST_WAITING, "notebooks and jobs"),
 }
 MAY_BE_EMPTY = ("most_gpus_per_user", "most_gpus_per_workload", "spare_gpus")
 IN_SLOTS = {"spare_gpus": "spare_slots"}  # limits that are said in GPUs and kept in slots

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -70,7 +71,7 @@ class _Wish:
     max_runtime_seconds: int
     most_retries: int
     reservation: Reservation | None
-    after: tuple[tuple[str, Workload], ...] = ()
+    after: tuple[tuple[str, Workload | JobArray], ...] = ()
     wanted_by: datetime | None = None
 
 
@@ -92,7 +93,7 @@ def launch_notebook(
 ) -> Workload:
     """Queue a notebook; what is not given comes from the template. Notebooks are not preemptible and may not borrow.
 
-    Raises Invalid, NotAllowed.
+    Raises Invalid, NotAllowed; Conflict when too many wait already.
     """
     policy.require(actor, "workload.launch", project)
     wish = _notebook_wish(
@@ -124,7 +125,7 @@ def submit_job(
     most_retries: int = 0,
     reservation: Reservation | None = None,
     environment: dict[str, str] | None = None,
-    after: list[tuple[str, Workload]] | None = None,
+    after: list[tuple[str, Workload | JobArray]] | None = None,
     labels_preferred: dict[str, str] | None = None,
     spread: bool = False,
     wanted_by: datetime | None = None,
@@ -132,8 +133,9 @@ def submit_job(
 ) -> Workload:
     """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
 
-    ``after`` is earlier work that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
-    ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed.
+    ``after`` is earlier work, or whole arrays, that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
+    ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed; Conflict when too many
+    wait already.
     """
     policy.require(actor, "workload.launch", project)
     wish = _job_wish(
@@ -151,7 +153,8 @@ def submit_array(
 ) -> JobArray:
     """Queue one job for each index of ``array`` (see ``indices_of``), each with GPUPOOL_ARRAY_INDEX in its environment.
 
-    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed.
+    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed; Conflict when that would be too many that wait: then none
+    is queued.
     """
     policy.require(actor, "workload.launch", project)
     checks = Checks()
@@ -159,9 +162,10 @@ def submit_array(
     checks.done()
     wish = _job_wish(project, pool, now, **_job_defaults(arguments))
     with transaction.atomic():
-        made = engine.queue_array(
-            owner=actor, now=now, indices=indices, words=array.strip(), most_at_once=most_at_once, **_columns(wish)
-        )
+        with _taken():
+            made = engine.queue_array(
+                owner=actor, now=now, indices=indices, words=array.strip(), most_at_once=most_at_once, **_columns(wish)
+            )
         told = {**{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")}, "array": array}
         audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=told)
     return made
@@ -483,17 +487,19 @@ def _checked_priority(checks: Checks, value: Any, project: Project) -> int:
     return int(number)
 
 
-def _checked_after(checks: Checks, after: Iterable[tuple[str, Workload]]) -> tuple[tuple[str, Workload], ...]:
-    """What it waits for: earlier work that may still end as it has to."""
-    found = {workload.pk: (condition, workload) for condition, workload in after}
+def _checked_after(checks: Checks, after: Iterable[tuple[str, Workload | JobArray]]) -> tuple[tuple[str, Workload | JobArray], ...]:
+    """What it waits for: earlier work and arrays that may still end as they have to."""
+    found = {(type(on), on.pk): (condition, on) for condition, on in after}
     if len(found) > MOST_DEPENDENCIES:
-        checks.note("after", len(found), f"after names {len(found)} workloads; allowed: at most {MOST_DEPENDENCIES}.")
+        words = f"after names {len(found)} workloads and arrays; allowed: at most {MOST_DEPENDENCIES}."
+        checks.note("after", len(found), words)
     for condition, _ in found.values():
         checks.choice("after", condition, Dependency.Condition.values)
     if "after" not in checks.problems:
         late = engine.never_met(found.values())
         if late is not None:
-            words = f"after names {late.name}, which ended as {late.outcome.replace('_', ' ')}"
+            ended = "in which not all ended" if isinstance(late, JobArray) else f"which ended as {late.outcome.replace('_', ' ')}"
+            words = f"after names {late.name}, {ended}{' as they had to' if isinstance(late, JobArray) else ''}"
             checks.note("after", late.name, f"{words}; allowed: work that can still end as it has to.")
     return tuple(found.values())
 
@@ -551,11 +557,22 @@ def _checked_reservation(
 
 def _submit(*, actor: User, via: str, now: datetime, wish: _Wish, verb: str) -> Workload:
     with transaction.atomic():
-        workload = engine.queue_workload(owner=actor, now=now, **_columns(wish))
+        with _taken():
+            workload = engine.queue_workload(owner=actor, now=now, **_columns(wish))
         if wish.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(actor=actor, via=via, now=now, verb=verb, target=workload, after=audit.facts(workload, *TOLD))
     return workload
+
+
+@contextmanager
+def _taken() -> Iterator[None]:
+    """The engine's refusal to take more into its queue, in words."""
+    try:
+        yield
+    except engine.Refused as refused:
+        numbers = dict(refused.numbers)
+        raise Conflict(wording.reason(refused.code, numbers), code=refused.code, numbers=numbers) from None
 
 
 def _columns(wish: _Wish) -> dict[str, Any]:

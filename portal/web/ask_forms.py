@@ -15,13 +15,13 @@ from django.utils.safestring import SafeString
 
 from portal import policy
 from portal.models import User
-from portal.selectors import free, work
+from portal.selectors import arrays, free, work
 from portal.selectors.free import FreeLine
 from portal.services.series import WEEKDAYS
 from portal.templatetags.gpupool import gpu_model, money
 from portal.web.verb_form import VerbForm
 from scheduler.core.model import Priority
-from scheduler.models import Pool, Project, Reservation, Workload, WorkloadType
+from scheduler.models import JobArray, Pool, Project, Reservation, Workload, WorkloadType
 
 KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 COUNTS = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
@@ -54,7 +54,7 @@ class Options:
     projects: dict[str, Project]
     reservations: dict[str, Reservation]
     currency: str
-    earlier: dict[str, Workload]  # what a job can wait for
+    earlier: dict[str, Workload | JobArray]  # what a job can wait for
 
     @classmethod
     def of(cls, user: User, now: datetime, currency: str) -> Options:
@@ -65,7 +65,7 @@ class Options:
             {str(project.pk): project for project in projects},
             {str(row.public_id): row for row in work.open_reservations(user, now)},
             currency,
-            {str(row.public_id): row for row in work.own_open(user).filter(array=None)[:MOST_EARLIER]},
+            {str(row.public_id): row for row in _earlier(user)},
         )
 
 
@@ -183,7 +183,7 @@ class AskForm(VerbForm):
         for name in ("second", "third"):
             fields[name].choices = [("", "Nothing else"), *((model, gpu_model(model)) for model in models)]
         self.earlier = options.earlier
-        fields["after"].choices = [("", "No"), *((key, row.name) for key, row in self.earlier.items())]
+        fields["after"].choices = [("", "No"), *((key, _earlier_words(row)) for key, row in self.earlier.items())]
         fields["reservation"].choices = [
             ("", "No"),
             *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
@@ -342,6 +342,15 @@ class AskForm(VerbForm):
             "wanted_by": data["wanted_by"],
             "after": [(data["after_how"] or "ok", self.earlier[data["after"]])] if data.get("after") else [],
         }
+
+
+def _earlier(user: User) -> list[Workload | JobArray]:
+    """Jobs and arrays of one's own that have not ended."""
+    return [*work.own_open(user).filter(array=None)[:MOST_EARLIER], *arrays.own_open(user)[:MOST_EARLIER]]
+
+
+def _earlier_words(row: Workload | JobArray) -> str:
+    return f"{row.name}, all tasks" if isinstance(row, JobArray) else row.name
 
 
 def default_name(kind: str, user: User, now: datetime) -> str:

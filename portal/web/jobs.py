@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from django.db.models import Q
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -432,13 +433,18 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
 def _after_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
     """What it waits or waited for, and what waits for it, as far as the viewer may see it."""
     seen = policy.visible_workloads(user)
-    before = workload.dependencies.filter(on__in=seen).select_related("on").order_by("on_id")
+    before = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
+    before = before.select_related("on", "on_array").order_by("on_id", "on_array_id")
     behind = workload.dependents.filter(settled_at=None, workload__in=seen).select_related("workload")
     behind = behind.order_by("workload_id")[:20]
-    facts = [
-        ("After", f"{each.on.name} has {wording.CONDITIONS[each.condition]}", home_cards.page_of(each.on))
-        for each in before
-    ]
+    facts = []
+    for each in before:
+        how = wording.CONDITIONS[each.condition]
+        if each.on is not None:
+            facts.append(("After", f"{each.on.name} has {how}", home_cards.page_of(each.on)))
+        elif each.on_array is not None:
+            words = f"every task of {each.on_array.name} has {'ended, not all finished' if each.condition == 'not_ok' else how}"
+            facts.append(("After", words, reverse("array", args=[each.on_array.public_id])))
     return facts + [("Waited for by", each.workload.name, home_cards.page_of(each.workload)) for each in behind]
 
 

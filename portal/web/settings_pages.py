@@ -34,6 +34,11 @@ LIMIT_WORDS = {
     "idle_limit_seconds": ("Idle limit", "Seconds without work after which a notebook is stopped, a warning before."),
     "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
     "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
+    "most_waiting_per_user": (
+        "Most waiting per person",
+        "Notebooks and jobs in the queue, each task of an array counted. More are refused when they are submitted.",
+    ),
+    "most_waiting_per_team": ("Most waiting per team", "The same for all people of a team together."),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -104,7 +105,8 @@ def _ask_first(request: HttpRequest, workload: Workload) -> HttpResponse:
         if is_notebook(workload)
         else "What it did since its last checkpoint is lost. Its log and files stay."
     )
-    behind = workload.dependents.filter(settled_at=None, condition=Dependency.Condition.OK).count()
+    waits_for_it = Q(on=workload) | (Q(on_array=workload.array_id) if workload.array_id else Q())
+    behind = Dependency.objects.filter(waits_for_it, settled_at=None, condition=Dependency.Condition.OK).count()
     if behind:
         ends = "1 job waits for it to finish and ends" if behind == 1 else f"{behind} jobs wait for it to finish and end"
         loss = f"{loss} {ends} with it."

@@ -45,6 +45,8 @@ class Code(StrEnum):
     BEHIND_OTHERS = "behind_others"
     BEHIND_OWN_TEAM = "behind_own_team"
     SPARE_CAPACITY_KEPT = "spare_capacity_kept"
+    # why work is not taken into the queue
+    TOO_MANY_WAITING = "too_many_waiting"
     # why a reservation does not fit
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"

@@ -10,9 +10,10 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from scheduler import estimates, one_answer, selectors, snapshot
 from scheduler.core import explain, model
 from scheduler.core.reasons import Code
-from scheduler.dependencies import After, awaited
+from scheduler.dependencies import After, awaited, links, numbers_of
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
+from scheduler.waiting_limits import too_many
 
 
 def preview_workload(
@@ -26,13 +27,18 @@ def preview_workload(
     (``explain.Alternative``), ``borrowed_slots``, ``predicted_seconds`` (how long it would run), ``quota_effect`` (see
     ``selectors.quota_effect``). ``columns`` are those of ``queue_workload``; what the plan does not ask for is ignored.
     """
+    numbers = too_many(pool, person=owner.pk, team=project.team_id, more=1)
+    if numbers is not None:
+        effect = selectors.quota_effect(team=project.team_id, pool=pool.pk, now=now)
+        past = estimates.records([pool.pk], now)[pool.pk]
+        return {**_not_taken(Code.TOO_MANY_WAITING, numbers), "quota_effect": effect, "past_starts": past}
     taken = one_answer.take([pool.pk], now)
     budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
     asked = snapshot.ask_of(Workload(**{name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}))
     gate, gate_numbers = budget.gate, budget.gate_numbers
-    waits_for = awaited(after)
-    if waits_for and not gate:
-        gate, gate_numbers = str(Code.DEPENDENCY), (("workload", waits_for[0]), ("workloads", len(waits_for)))
+    workloads, arrays = awaited(links(after))
+    if (workloads or arrays) and not gate:
+        gate, gate_numbers = str(Code.DEPENDENCY), numbers_of(workloads, arrays)
     queued = model.Queued(
         id=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
         team=project.team_id,
@@ -66,6 +72,14 @@ def preview_workload(
     allowed = selectors.allowed_otherwise(columns.get("kind", ""), project, now)
     said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), allowed)
     return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
+
+
+def _not_taken(code: Code, numbers: model.Numbers) -> dict[str, Any]:
+    """It would not even be queued."""
+    return {
+        "code": str(code), "numbers": dict(numbers), "likely": None, "sooner": [], "predicted_seconds": 0,
+        "starts_now": False, "expected_start": None, "borrowed_slots": 0,
+    }  # fmt: skip
 
 
 def _moment(at: int | None) -> datetime | None:

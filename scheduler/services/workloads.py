@@ -15,11 +15,12 @@ from scheduler import commands, locks, nudge
 from scheduler.attempts import COMES_BACK, LOST
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
-from scheduler.dependencies import After, awaited
+from scheduler.dependencies import After, Link, awaited, links
 from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
 from scheduler.services.refused import Refused
 from scheduler.states import WorkloadState, change_state, change_states
+from scheduler.waiting_limits import too_many_under_lock
 
 CHANGEABLE = (
     WorkloadState.QUEUED,
@@ -33,9 +34,10 @@ CHANGEABLE = (
 def queue_workload(*, now: datetime, after: After = (), **columns: Any) -> Workload:
     """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once.
 
-    ``after`` is work that has to end first, and how. ``columns``: see ``_born``.
+    ``after`` is work that has to end first, and how. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``.
     """
-    after = list(after)
+    _refuse_too_many(columns["pool"], columns["project"], columns["owner"], 1)
+    after = links(after)
     workload = _born(after=after, now=now, **columns)
     workload.save(force_insert=True)
     _note_dependencies([workload], after, now)
@@ -51,9 +53,10 @@ def queue_array(
 ) -> JobArray:  # fmt: skip
     """Queue one job for each of ``indices``, named NAME[INDEX]; ``most_at_once`` of them are in the queue or run together.
 
-    ``words`` is how the indices were written. ``columns``: see ``_born``.
+    ``words`` is how the indices were written. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``: then none is.
     """
-    after = list(after)
+    _refuse_too_many(pool, project, owner, len(indices))
+    after = links(after)
     array = JobArray.objects.create(
         project=project,
         pool=pool,
@@ -78,6 +81,12 @@ def queue_array(
     return array
 
 
+def _refuse_too_many(pool: Pool, project: Project, owner: Person, more: int) -> None:
+    numbers = too_many_under_lock(pool, person=owner.pk, team=project.team_id, more=more)
+    if numbers is not None:
+        raise Refused(Code.TOO_MANY_WAITING, numbers)
+
+
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
     """Take every task that waits out of the queue and stop every one that runs; how many tasks."""
@@ -96,13 +105,18 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
     return done
 
 
-def _note_dependencies(workloads: Sequence[Workload], after: After, now: datetime) -> None:
+def _note_dependencies(workloads: Sequence[Workload], after: Sequence[Link], now: datetime) -> None:
+    """What is not met any more is left for the engine to settle: then the workload ends with its reason."""
     Dependency.objects.bulk_create(
         Dependency(
-            workload=workload, on=on, condition=condition, settled_at=now if on.state == WorkloadState.ENDED else None
+            workload=workload,
+            on=link.on if isinstance(link.on, Workload) else None,
+            on_array=link.on if isinstance(link.on, JobArray) else None,
+            condition=link.condition,
+            settled_at=now if link.met else None,
         )
         for workload in workloads
-        for condition, on in after
+        for link in after
     )
 
 
@@ -132,12 +146,13 @@ def _born(
     preemptible: bool = False,
     most_retries: int = 0,
     reservation: Reservation | None = None,
-    after: After = (),
+    after: Sequence[Link] = (),
     labels_preferred: Mapping[str, str] | None = None,
     spread: bool = False,
     wanted_by: datetime | None = None,
 ) -> Workload:
     """The row, not written yet."""
+    waits_for, waits_for_arrays = awaited(after)
     return Workload(
         kind=kind,
         type=type,
@@ -171,7 +186,8 @@ def _born(
         labels_required=dict(labels_required or {}),
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
-        waits_for=awaited(after),
+        waits_for=waits_for,
+        waits_for_arrays=waits_for_arrays,
         labels_preferred=dict(labels_preferred or {}),
         spread=spread,
         wanted_by=wanted_by,

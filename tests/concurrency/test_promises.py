@@ -1,4 +1,5 @@
-"""Windows that are changed or recur are judged and promised under the pool's lock; an array's tasks are let in under its own."""
+"""Windows that are changed or recur are judged and promised under the pool's lock; an array's tasks are let in under its own;
+what a person and a team have waiting is counted under theirs."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from datetime import date, time, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 
-from scheduler import locks, releases, services
-from scheduler.models import JobArray, Reservation, Workload
+from portal.models import User
+from scheduler import locks, releases, services, waiting_limits
+from scheduler.models import JobArray, Pool, Reservation, Workload
 from scheduler.recurrence import Recurrence, occurrences
 from scheduler.services import reservations
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
@@ -98,3 +101,64 @@ def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> N
             Workload.objects.filter(pk=task.pk).update(state="ended", outcome="finished")
         race([lambda: releases.settle(world.now)] * 4)
         assert tasks.filter(held_back=False, state="queued").count() == 4
+
+
+def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pool.objects.update(most_waiting_per_user=50, most_waiting_per_team=100)
+    world.shared.refresh_from_db()
+
+    def array_of(owner: User) -> Callable[[], Any]:
+        return lambda: services.queue_array(
+            indices=range(30), words="0-29", most_at_once=None, kind="job", type="training", name="sweep", pool=world.shared,
+            project=world.vision.project, owner=owner, units=1, max_runtime_seconds=600, now=world.now,
+        )  # fmt: skip
+
+    def count_then_meet(patience: float) -> None:
+        meeting = Meeting(2, patience)
+
+        def meet(*given: Any, **more: Any) -> Any:
+            answer = real(*given, **more)
+            meeting.wait()
+            return answer
+
+        monkeypatch.setattr(waiting_limits, "waiting", meet)
+
+    real = waiting_limits.waiting
+    count_then_meet(GUARDED)
+    answers = race([array_of(world.vision.member)] * 2)  # 60 of one person, who may have 50
+    refused = [answer for answer in answers if isinstance(answer, services.Refused)]
+    assert [(each.code, each.numbers["of"]) for each in refused] == [("too_many_waiting", "person")]
+    assert Workload.objects.count() == 30, "an array is taken whole or not at all"
+
+    people = [User.objects.create_user(f"one of many {number}") for number in range(4)]
+    monkeypatch.setattr(waiting_limits, "waiting", real)
+    answers = race([array_of(person) for person in people])  # 120 more of one team, which may have 70 more
+    refused = [answer for answer in answers if isinstance(answer, services.Refused)]
+    assert [each.numbers["of"] for each in refused] == ["team", "team"]
+    assert Workload.objects.count() == 90
+
+    Workload.objects.all().delete()
+    monkeypatch.setattr(locks, "submitters", lambda *, team, person: None)
+    count_then_meet(UNGUARDED)
+    race([array_of(world.vision.member)] * 2)
+    assert Workload.objects.count() == 60, "without the lock both are counted before either is there"
+
+
+def test_who_submits_does_not_wait_for_the_engine(world: World) -> None:
+    """The engine holds the pool and what it decides about; whoever submits needs neither."""
+
+    def submit() -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '2s'")
+        return services.queue_workload(
+            kind="job", type="training", name="a job", pool=world.shared, project=world.vision.project,
+            owner=world.vision.member, units=1, max_runtime_seconds=600, now=world.now,
+        )  # fmt: skip
+
+    with transaction.atomic():
+        locks.leader()
+        locks.pools([world.shared.pk])
+        locks.workloads(Workload.objects.values_list("pk", flat=True))
+        assert isinstance(race([submit])[0], Workload)

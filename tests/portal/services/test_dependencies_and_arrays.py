@@ -230,3 +230,155 @@ def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
         )  # fmt: skip
     assert list(refused.value.fields) == ["array"]
     assert not Workload.objects.exists()
+
+
+# -- a whole array is waited for ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "outcomes", "starts"),
+    [
+        ("ok", ("finished", "finished"), True), ("ok", ("finished", "failed"), False), ("any", ("failed", "cancelled"), True),
+        ("not_ok", ("finished", "failed"), True), ("not_ok", ("failed", "failed"), True), ("not_ok", ("finished", "finished"), False),
+    ],
+)  # fmt: skip
+def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
+    world: World, condition: str, outcomes: tuple[str, str], starts: bool
+) -> None:
+    sweep = array(world, "0-1", preemptible=False)
+    waits = job(world, "collect", after=[(condition, sweep)])
+    cycle(world)
+    waits.refresh_from_db()
+    assert (waits.state, waits.reason_code) == ("queued", "dependency")
+    said = wording.reason(waits.reason_code, waits.reason_numbers, world.vision.member)
+    assert said == "It waits for every task of sweep to end."
+    stranger = wording.reason(waits.reason_code, waits.reason_numbers, world.language.member)
+    assert stranger == "It waits for every task of an array to end."
+    first, second = sweep.tasks.order_by("array_index")
+    end(first, outcomes[0])
+    if outcomes[0] == "finished":
+        cycle(world)
+        waits.refresh_from_db()
+        assert waits.state == "queued", "one task is left"
+    end(second, outcomes[1])
+    cycle(world)
+    waits.refresh_from_db()
+    assert (waits.state == "placed") is starts
+    if not starts:
+        assert (waits.state, waits.outcome) == ("ended", "dependency_never_met")
+        assert waits.outcome_numbers["array"] == sweep.pk
+        words = wording.reason(waits.outcome, waits.outcome_numbers, world.vision.member)
+        assert words.startswith("It was to run once every task of sweep had")
+
+
+def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: World) -> None:
+    sweep = array(world, "0-9%1")
+    waits, patient = job(world, "collect", after=[("ok", sweep)]), job(world, "clean", after=[("not_ok", sweep)])
+    end(sweep.tasks.get(array_index=0), "failed")
+    cycle(world)
+    waits.refresh_from_db()
+    patient.refresh_from_db()
+    assert waits.outcome_numbers == {"array": sweep.pk, "condition": "ok", "outcome": "failed"}
+    assert wording.reason(waits.outcome, waits.outcome_numbers, world.vision.member) == (
+        "It was to run once every task of sweep had finished; that can't happen any more, one ended as failed."
+    )
+    assert (patient.state, patient.waits_for_arrays) == ("queued", [sweep.pk])
+
+
+def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world: World) -> None:
+    sweep, other = array(world, "0-2"), job(world, "other")
+    both = job(world, "both", after=[("ok", sweep), ("any", other)])
+    after_all = array(world, "5-6", name="second", after=[("any", sweep)])
+    cycle(world)
+    both.refresh_from_db()
+    assert wording.reason(both.reason_code, both.reason_numbers, world.vision.member) == (
+        "It waits for other to end, and for 1 other."
+    )
+    Workload.objects.filter(array=sweep).update(state="ended", outcome="finished")
+    cycle(world)
+    both.refresh_from_db()
+    assert (both.waits_for, both.waits_for_arrays) == ([other.pk], [])
+    assert not after_all.tasks.exclude(waits_for_arrays=[]).exists()
+    assert {gate_of(world, task) for task in after_all.tasks.filter(state="queued")} <= {""}
+    end(other, "failed")
+    cycle(world)
+    both.refresh_from_db()
+    assert both.state == "placed"
+
+
+def test_an_array_that_has_ended_otherwise_can_not_be_waited_for(world: World) -> None:
+    sweep = array(world, "0-1")
+    end(sweep.tasks.get(array_index=0), "failed")
+    with pytest.raises(Invalid, match="after names sweep, in which not all ended as they had to"):
+        job(world, "collect", after=[("ok", sweep)])
+    Workload.objects.filter(array=sweep, state="queued").update(state="ended", outcome="finished")
+    done = job(world, "clean", after=[("not_ok", sweep)])
+    assert done.waits_for_arrays == [] and Dependency.objects.get().settled_at == world.now
+
+
+def test_waiting_for_arrays_costs_a_cycle_a_fixed_number_of_queries(
+    world: World, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(12):
+        job(world, f"after {number}", after=[("any", array(world, "0-4", name=f"sweep {number}"))])
+    releases.settle(world.now)
+    with django_assert_max_num_queries(4):
+        releases.settle(world.now)
+
+
+# -- how much may wait ---------------------------------------------------------------------------------------------------
+
+
+def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers(world: World) -> None:
+    world.shared.most_waiting_per_user, world.shared.most_waiting_per_team = 3, 5
+    world.shared.save()
+    for number in range(3):
+        job(world, f"job {number}")
+    with pytest.raises(Conflict) as refused:
+        job(world, "one too many")
+    assert refused.value.code == Code.TOO_MANY_WAITING
+    assert refused.value.numbers == {"of": "person", "waiting": 3, "more": 1, "limit": 3}
+    assert refused.value.message == (
+        "Its owner has 3 notebooks and jobs waiting in this pool; with 1 more there would be more than the 3 that one person may "
+        "have. Submit it when some have started or are cancelled."
+    )
+    with pytest.raises(Conflict, match="one person may have"):
+        workloads.launch_notebook(
+            actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
+        )
+    preview = workloads.preview_workload(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x"
+    )
+    assert (preview["code"], preview["starts_now"]) == ("too_many_waiting", False)
+
+    job(world, "of the lead", actor=world.vision.lead)
+    job(world, "another of the lead", actor=world.vision.lead)
+    with pytest.raises(Conflict, match="Its team has 5 notebooks and jobs waiting"):
+        job(world, "one too many of the team", actor=world.vision.lead)
+    elsewhere = job(world, "in its own pool", pool=world.static, models=[])
+    assert elsewhere.state == "queued", "it is counted by pool"
+    end(Workload.objects.get(name="job 0"), "cancelled")
+    assert job(world, "instead").state == "queued"
+
+
+def test_an_array_is_counted_whole_and_taken_whole_or_not_at_all(world: World) -> None:
+    world.shared.most_waiting_per_user = 10
+    world.shared.save()
+    array(world, "0-5%1")
+    with pytest.raises(Conflict, match="has 6 notebooks and jobs waiting in this pool; with 5 more"):
+        array(world, "0-4", name="second")
+    assert JobArray.objects.count() == 1 and Workload.objects.count() == 6
+    assert array(world, "0-3", name="second").tasks.count() == 4
+
+
+def test_what_comes_back_into_the_queue_is_not_refused(world: World) -> None:
+    running = job(world, "runs")
+    cycle(world)
+    world.shared.most_waiting_per_user = 1
+    world.shared.save()
+    job(world, "waits", units=8, hosts=2)
+    running.refresh_from_db()
+    assert running.state == "placed"
+    Workload.objects.filter(pk=running.pk).update(state="queued")  # as an eviction does in the end
+    with pytest.raises(Conflict, match="has 2 notebooks and jobs waiting"):
+        job(world, "new")
