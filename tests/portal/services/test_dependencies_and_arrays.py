@@ -239,7 +239,8 @@ def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
     ("condition", "outcomes", "starts"),
     [
         ("ok", ("finished", "finished"), True), ("ok", ("finished", "failed"), False), ("any", ("failed", "cancelled"), True),
-        ("not_ok", ("finished", "failed"), True), ("not_ok", ("failed", "failed"), True), ("not_ok", ("finished", "finished"), False),
+        ("not_ok", ("finished", "failed"), True), ("not_ok", ("failed", "failed"), True),
+        ("not_ok", ("finished", "finished"), False),
     ],
 )  # fmt: skip
 def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
