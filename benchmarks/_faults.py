@@ -1,0 +1,183 @@
+"""The faults, by name: what is done, and the line that has to be reached."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks._ledger import Ledger, beating
+from benchmarks._site import DidNotHappen, HostHere, Site, rows, shims, until
+
+PATIENCE = 45.0  # longer than any pass line: then a round is given up
+
+
+@dataclass
+class Broken:
+    """What a fault has at hand."""
+
+    site: Site
+    ledger: Ledger
+    dice: random.Random
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``do`` breaks something and answers how long recovery took, in seconds; raises DidNotHappen when there was none."""
+
+    name: str
+    line: str
+    seconds: float  # the longest recovery that passes
+    do: Callable[[Broken], float]
+    under_load: bool = True
+    cheap: bool = False  # is part of the short form
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(
+    line: str, seconds: float, *, under_load: bool = True, cheap: bool = False
+) -> Callable[[Callable[[Broken], float]], Callable[[Broken], float]]:
+    """Have a function in the table, by its name."""
+
+    def note(do: Callable[[Broken], float]) -> Callable[[Broken], float]:
+        FAULTS[do.__name__] = Fault(do.__name__, line, seconds, do, under_load, cheap)
+        return do
+
+    return note
+
+
+# -- processes that are killed -------------------------------------------------------------------------------------------
+
+KILLED = "SIGKILL: no unit held twice, no start lost or doubled"
+
+
+@fault(KILLED, 15, cheap=True)
+def kill_web(broken: Broken) -> float:
+    return _kill(broken, "web")
+
+
+@fault(KILLED, 15, cheap=True)
+def kill_worker(broken: Broken) -> float:
+    return _kill(broken, "worker")
+
+
+@fault(KILLED, 15, cheap=True)
+def kill_engine(broken: Broken) -> float:
+    return _kill(broken, "engine")
+
+
+@fault(KILLED, 15, cheap=True)
+def kill_edge(broken: Broken) -> float:
+    return _kill(broken, "edge")
+
+
+def _kill(broken: Broken, service: str) -> float:
+    """The service, or one of its child processes."""
+    pid = broken.site.pid(service)
+    victim = broken.dice.choice([pid, pid, *children(pid)])
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+    took = broken.ledger.probe(began, PATIENCE)
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, "every host is alive")
+    return took
+
+
+def children(pid: int) -> list[int]:
+    """Its child processes."""
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
+@fault(f"{KILLED}; its workloads go on and are taken over", 15, cheap=True)
+def kill_agent(broken: Broken) -> float:
+    host = broken.dice.choice(broken.site.hosts)
+    before = _last_sync(host)
+    os.kill(host.pid, signal.SIGKILL)
+    began = time.monotonic()
+    until(lambda: _last_sync(host) > before, PATIENCE, f"{host.name} speaks again")
+    broken.ledger.probe(began, PATIENCE)
+    return time.monotonic() - began
+
+
+@fault(f"{KILLED}; the workload ends with it and comes back as another attempt", 15, cheap=True)
+def kill_shim(broken: Broken) -> float:
+    workload = broken.ledger.insist(beating(), PATIENCE, to_end_well=False)
+    first = broken.ledger.wait_started(workload, PATIENCE)
+    until(lambda: first.run in shims(broken.site.folder), PATIENCE, "its shim is there")
+    time.sleep(broken.dice.uniform(0, 0.5))
+    os.kill(shims(broken.site.folder)[first.run], signal.SIGKILL)
+    began = time.monotonic()
+    broken.ledger.wait_started(workload, PATIENCE, attempt=first.attempt + 1)
+    took = time.monotonic() - began
+    cancel(broken, workload)
+    return took
+
+
+def _last_sync(host: HostHere) -> Any:
+    from scheduler.models import Host
+
+    return rows(lambda: Host.objects.get(name=host.name).last_sync_at)
+
+
+def cancel(broken: Broken, workload: str) -> None:
+    """As its owner would."""
+    ends = time.monotonic() + PATIENCE
+    while True:
+        try:
+            broken.site.ask("POST", f"workloads/{workload}/cancel/", {})
+            return
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise DidNotHappen(f"a job is cancelled: {error}") from None
+            time.sleep(0.1)
+
+
+# -- stores --------------------------------------------------------------------------------------------------------------
+
+
+@fault("PostgreSQL SIGKILL: back in 2 s, no acknowledged request lost", 15, cheap=True)
+def kill_postgres(broken: Broken) -> float:
+    os.kill(broken.site.pid("postgres"), signal.SIGKILL)
+    began = time.monotonic()
+    _answers(broken, began, 2.0)
+    return broken.ledger.probe(began, PATIENCE)
+
+
+def _answers(broken: Broken, began: float, seconds: float) -> None:
+    """The API reads from the database again."""
+
+    def asked() -> bool:
+        try:
+            broken.site.ask("GET", "jobs/?page_size=1", seconds=1.0)
+        except OSError:
+            return False
+        return True
+
+    until(asked, PATIENCE, "the API reads the database again", every=0.02)
+    took = time.monotonic() - began
+    if took > seconds:
+        raise DidNotHappen(f"the database is back: not within {seconds:g} s, it took {took:.2f}")
+
+
+@fault("Valkey SIGKILL: right again from the database in 30 s", 30, cheap=True)
+def kill_valkey(broken: Broken) -> float:
+    os.kill(broken.site.pid("valkey"), signal.SIGKILL)
+    return broken.ledger.probe(time.monotonic(), PATIENCE)
+
+
+@fault("Valkey FLUSHALL: right again from the database in 30 s", 30, cheap=True)
+def flush_valkey(broken: Broken) -> float:
+    import redis
+    from django.conf import settings
+
+    redis.Redis.from_url(settings.REDIS_URL).flushall()
+    return broken.ledger.probe(time.monotonic(), PATIENCE)

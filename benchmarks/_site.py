@@ -1,0 +1,428 @@
+"""A whole installation to break: everything as `./run up` starts it, with agents beside it as `./run demo` starts them.
+
+Each agent reaches the edge through a gate of its own, a small TCP proxy. As root each host lives in a network namespace, joined by a
+pair of virtual cables, so that a host is cut off as a pulled cable does it; otherwise its gate stops passing bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "H100-80GB"
+GPUS = 2  # of each host
+LEASE_SECONDS = 5
+GRACE_SECONDS = 2
+NOTICE_SECONDS = 2
+STORES = ("postgres", "valkey")
+
+
+class DidNotHappen(Exception):
+    """Something that had to happen did not in its time."""
+
+
+def until(true: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> float:
+    """Wait; how long it took. Raises DidNotHappen."""
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > seconds:
+            raise DidNotHappen(f"{what}: not within {seconds:.0f} s")
+        time.sleep(every)
+    return time.monotonic() - began
+
+
+def starter() -> ModuleType:
+    """The program `./run`, whose way of starting and keeping programs is used here."""
+    loader = importlib.machinery.SourceFileLoader("gpupool_run", str(ROOT / "run"))
+    spec = importlib.util.spec_from_loader("gpupool_run", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpupool_run"] = module
+    loader.exec_module(module)
+    return module
+
+
+class Gates:
+    """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on."""
+
+    def __init__(self, edge_port: int) -> None:
+        self.edge_port = edge_port
+        self._open: dict[str, asyncio.Event] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
+
+    def make(self, host: str, address: str) -> int:
+        """A gate that listens on ``address``; its port."""
+        return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
+
+    def set(self, host: str, is_open: bool) -> None:
+        """Let bytes pass, or not."""
+        event = self._open[host]
+        self._loop.call_soon_threadsafe(event.set if is_open else event.clear)
+
+    async def _make(self, host: str, address: str) -> int:
+        event = self._open[host] = asyncio.Event()
+        event.set()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                await self._serve(event, reader, writer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, address, 0)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await event.wait()
+        down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
+        # The edge answers to its own name only, as behind any proxy.
+        given, own = ("Host: {}:{}".format(*writer.get_extra_info("sockname")), f"Host: 127.0.0.1:{self.edge_port}")
+        up = asyncio.create_task(self._pass_on(event, reader, down_writer, given.encode(), own.encode()))
+        down = asyncio.create_task(self._pass_on(event, down_reader, writer, b"", b""))
+        try:
+            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            for task in (up, down):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+        finally:
+            down_writer.close()
+
+    async def _pass_on(
+        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes, own: bytes
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            await event.wait()
+            writer.write(data.replace(name, own) if name else data)
+            await writer.drain()
+
+
+@dataclass
+class HostHere:
+    """One host: its agent, and how it can be cut off."""
+
+    name: str
+    number: int
+    token: str
+    state: Path
+    address: str = "127.0.0.1"  # of its gate
+    namespace: str = ""
+    edge: str = ""
+    service: Any = None
+    cut: bool = field(default=False)
+
+    @property
+    def pid(self) -> int:
+        return int(self.service.process.pid)
+
+
+class Site:
+    """The installation. ``hosts`` hosts of two simulated GPUs each; leases of 5 s, notice and grace of 2 s."""
+
+    def __init__(self, folder: Path, hosts: int = 5, launcher: str = "auto") -> None:
+        self.folder = folder
+        self.run = starter()
+        self.port = self._free_pair()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.launcher = launcher
+        self.hosts = [HostHere(f"host-{n}", n, "", folder / "agents" / f"host-{n}") for n in range(1, hosts + 1)]
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.gates = Gates(self.port + 1)
+        self.environment: dict[str, str] = {}
+        self.token = ""
+        self._keeping = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def _free_pair(self) -> int:
+        for port in range(20_000 + os.getpid() % 4_000 * 2, 31_000, 2):
+            with socket.socket() as first, socket.socket() as second:
+                try:
+                    first.bind(("127.0.0.1", port))
+                    second.bind(("127.0.0.1", port + 1))
+                except OSError:
+                    continue
+                return port
+        raise DidNotHappen("two free ports side by side were not found")
+
+    # -- starting and stopping ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything up, every host alive."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o711)
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+        with (self.folder / "up.out").open("wb") as out:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)],
+                stdout=out, stderr=out, start_new_session=True,
+                env={**kept, "GPUPOOL_LEASE_SECONDS": str(LEASE_SECONDS), "GPUPOOL_RECORDING_HOURS": "0"},
+            )  # fmt: skip
+        until(lambda: self._said("is ready"), 120, "the installation is ready")
+        self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
+        for name, value in self.environment.items():
+            os.environ[name] = value
+        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+        import django
+
+        django.setup()
+        self._organise()
+        self._keeping.set()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
+        until(lambda: self.alive() == len(self.hosts), 60, "every host is alive")
+
+    def _said(self, text: str) -> bool:
+        assert self.supervisor is not None
+        said = (self.folder / "up.out").read_text(errors="replace")
+        if self.supervisor.poll() is not None:
+            raise DidNotHappen(f"the installation ended:\n{said[-2000:]}")
+        return text in said
+
+    def _organise(self) -> None:
+        """A team that is guaranteed everything, one member, and the hosts."""
+        from datetime import UTC, datetime
+
+        from portal.models import Membership, Organisation, User
+        from portal.services import hosts, people
+        from scheduler.models import Leader, Pool, Project, Quota, Team
+
+        now = datetime.now(UTC)
+        Organisation.objects.get_or_create(id=1, defaults={"name": "Faults"})
+        Leader.objects.get_or_create(id=1)
+        team = Team.objects.create(slug="faults", name="Faults", tag="F", created_at=now)
+        Project.objects.create(team=team, slug="faults", name="Faults", created_at=now)
+        member, operator = (User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator"))
+        Membership.objects.create(user=member, team=team, created_at=now)
+        pool = Pool.objects.create(
+            slug="faults", name="Faults", kind="dynamic", created_at=now, notice_seconds=NOTICE_SECONDS,
+            grace_seconds=GRACE_SECONDS, minimum_runtime_seconds=0,
+        )  # fmt: skip
+        slots = len(self.hosts) * GPUS * 840
+        Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
+        _, self.token = people.create_token(actor=member, name="faults", now=now)
+        for host in self.hosts:
+            _, host.token = hosts.add_host(actor=operator, pool=pool, name=host.name, now=now)
+
+    def _keep(self) -> None:
+        """Start the agents and start them again when they end, as `./run` does. They die with this thread."""
+        for host in self.hosts:
+            self._make_host(host)
+        while self._keeping.is_set():
+            for host in self.hosts:
+                with self._lock:
+                    if host.service is not None:
+                        host.service.tend(time.monotonic())
+            time.sleep(0.05)
+        for host in self.hosts:
+            if host.service is not None:
+                host.service.stop()
+        for host in self.hosts:
+            if host.service is not None:
+                host.service.wait_stopped()
+
+    def _make_host(self, host: HostHere) -> None:
+        if os.geteuid() == 0 and shutil.which("ip"):
+            self._lay_cable(host)
+        host.edge = f"http://{host.address}:{self.gates.make(host.name, host.address)}"
+        agent = {"name": host.name, "join_token": host.token, "simulate": f"{GPUS}x{MODEL}"}
+        command = self.run.agent_command(self.folder, host.state, host.edge, agent)
+        command[command.index("--on-exit") + 1] = "keep"
+        command += ["--launcher", self.launcher]
+        if host.namespace:
+            command = ["ip", "netns", "exec", host.namespace, *command]
+        host.service = self.run.Service(
+            f"agent-{host.name}", command, env=self.run.agent_environment(), log=self.folder / f"{host.name}.log",
+            keeps_children=True, stop_seconds=10,
+        )  # fmt: skip
+        host.service.start()
+
+    def _lay_cable(self, host: HostHere) -> None:
+        """A namespace of its own, with one cable to this one."""
+        name = f"gpf{os.getpid()}-{host.number}"
+        outside, inside = f"gf{os.getpid() % 100_000}o{host.number}", f"gf{os.getpid() % 100_000}i{host.number}"
+        net = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
+        first = 4 * host.number
+        for command in (
+            f"netns add {name}",
+            f"link add {outside} type veth peer name {inside} netns {name}",
+            f"address add {net}.{first + 1}/30 dev {outside}",
+            f"link set {outside} up",
+            f"-n {name} address add {net}.{first + 2}/30 dev {inside}",
+            f"-n {name} link set {inside} up",
+            f"-n {name} link set lo up",
+        ):
+            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
+            if done.returncode:
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+                return  # no right to make networks here: the gate cuts it off
+        host.namespace, host.address = name, f"{net}.{first + 1}"
+
+    def stop(self) -> None:
+        """End everything that this made."""
+        for host in self.hosts:
+            if host.cut:
+                self.join_again(host)
+        self._keeping.clear()
+        if self._keeper is not None:
+            self._keeper.join(30)
+        end_marked(self.folder)
+        if self.supervisor is not None and self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGINT)
+            self.supervisor.wait(90)
+        for host in self.hosts:
+            if host.namespace:
+                subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
+
+    # -- what can be done to it --------------------------------------------------------------------------------------
+
+    def pid(self, name: str) -> int:
+        """Of a service that `./run up` keeps."""
+        entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
+        pid = entries[name]["pid"]
+        if not pid:
+            raise DidNotHappen(f"{name} does not run")
+        return int(pid)
+
+    def cut_off(self, host: HostHere) -> None:
+        """Pull its cable: what is under way is lost, and nobody is told."""
+        host.cut = True
+        if host.namespace:
+            self._cable(host, "down")
+        else:
+            self.gates.set(host.name, False)
+
+    def join_again(self, host: HostHere) -> None:
+        """Put the cable back."""
+        host.cut = False
+        if host.namespace:
+            self._cable(host, "up")
+        else:
+            self.gates.set(host.name, True)
+
+    def _cable(self, host: HostHere, how: str) -> None:
+        name = f"gf{os.getpid() % 100_000}o{host.number}"
+        subprocess.run(["ip", "link", "set", name, how], check=True, capture_output=True)
+
+    @contextlib.contextmanager
+    def agent_down(self, host: HostHere) -> Iterator[None]:
+        """Its agent is dead meanwhile, and started again afterwards; its workloads are left alone."""
+        with self._lock:
+            service, host.service = host.service, None
+            os.kill(service.process.pid, signal.SIGKILL)
+            service.process.wait()
+        try:
+            yield
+        finally:
+            service.start()
+            with self._lock:
+                host.service = service
+
+    # -- what is seen of it ------------------------------------------------------------------------------------------
+
+    def alive(self) -> int:
+        """How many hosts are."""
+        from scheduler.models import Host
+
+        return int(rows(lambda: Host.objects.filter(lease_state="alive").count()))
+
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
+        """One request of the member to the API. Raises OSError while it does not answer."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/{path}", method=method, data=json.dumps(body).encode() if body is not None else None,
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.loads(answer.read())
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "homes" / "member"
+
+
+def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
+    """What a query answers, asked again while the database is away."""
+    from django.db import InterfaceError, OperationalError, connection
+
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            return read()
+        except (OperationalError, InterfaceError):
+            connection.close()
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.05)
+
+
+def marked(folder: Path, run: str = "") -> dict[int, str]:
+    """By pid: the run of each process of a workload (or of one run) whose agent lives below ``folder``."""
+    found: dict[int, str] = {}
+    here = f"{folder}/agents/".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes()
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        name = next((v[12:].decode() for v in environment.split(b"\0") if v.startswith(b"GPUPOOL_RUN=")), "")
+        if name and (here in command or _of_site(int(entry), folder)) and run in ("", name):
+            found[int(entry)] = name
+    return found
+
+
+def _of_site(pid: int, folder: Path) -> bool:
+    """Does a process that is in a sandbox descend from a shim below ``folder``?"""
+    for _ in range(8):
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            command = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return False
+        if f"{folder}/agents/".encode() in command:
+            return True
+        if parent <= 1:
+            return False
+        pid = parent
+    return False
+
+
+def shims(folder: Path) -> dict[str, int]:
+    """By run: the pid of its living shim."""
+    found: dict[str, int] = {}
+    for place in folder.glob("agents/*/runs/*/shim.json"):
+        try:
+            shim = json.loads(place.read_text())
+            fields = Path(f"/proc/{shim['pid']}/stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if int(fields[19]) == shim["start_ticks"] and fields[0] not in "ZX":
+            found[place.parent.name] = int(shim["pid"])
+    return found
+
+
+def end_marked(folder: Path) -> None:
+    """End every shim and workload below ``folder``."""
+    for pid in [*marked(folder), *shims(folder).values()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,102 @@
+"""What the installation survives: real processes are broken at random moments under load, and what must hold is checked.
+
+    ./run bench faults --rounds 3 --seed 1 --json
+    ./run bench faults --only kill_web,kill_shim --rounds 200
+
+Everything is started as `./run up` and `./run demo` start it, with leases of 5 s. Each round says its pass line, breaks something at a
+random moment while jobs are submitted, and measures how long it takes until a job that is submitted after the fault starts (or what
+else the pass line says). A round survived if that was in time, and if rows, processes and what the jobs wrote themselves show
+no unit held twice, no job started twice at once, none lost. `{"rounds", "survived", "faults": {NAME: {"rounds", "survived",
+"worst_recovery"}}}`, recovery in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks._faults import FAULTS, Broken, Fault
+from benchmarks._ledger import Ledger, Load
+from benchmarks._site import DidNotHappen, Site
+
+SERVICES = ()
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Break, and give the figures."""
+    parser = argparse.ArgumentParser(prog="./run bench faults")
+    parser.add_argument("--rounds", type=_count, default=3, help="of each fault, 1 to 1000")
+    parser.add_argument("--only", type=_names, default=list(FAULTS), help="names of faults, with commas between them")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
+    options = parser.parse_args(argv)
+    folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-faults-"))
+    site = Site(folder)
+    try:
+        site.start()
+        figures = {name: break_it(FAULTS[name], site, options.rounds, options.seed) for name in options.only}
+    finally:
+        site.stop()
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "rounds": sum(entry["rounds"] for entry in figures.values()),
+        "survived": sum(entry["survived"] for entry in figures.values()),
+        "faults": figures,
+    }
+
+
+def break_it(fault: Fault, site: Site, rounds: int, seed: int) -> dict[str, Any]:
+    """``rounds`` rounds of one fault: ``{"rounds", "survived", "worst_recovery"}``."""
+    print(f"{fault.name}: {fault.line}", flush=True)
+    ledger, dice = Ledger(site), random.Random(f"{seed} {fault.name}")
+    wrong: dict[int, list[str]] = {}
+    worst: float | None = None
+    known: set[str] = set()
+    for number in range(1, rounds + 1):
+        ledger.round = number
+        recovery, problems = _round(fault, Broken(site, ledger, dice))
+        news = [problem for problem in ledger.wrong_now() if problem not in known]
+        known.update(news)
+        wrong[number] = [*problems, *news]
+        worst = recovery if worst is None or (recovery is not None and recovery > worst) else worst
+        shown = "-" if recovery is None else f"{recovery:.2f} s"
+        print(f"  round {number}: {shown} {'; '.join(wrong[number])}".rstrip(), flush=True)
+    for number, problems in ledger.settle().items():
+        wrong.setdefault(number, []).extend(problems)
+        print(f"  round {number}: {'; '.join(problems)}", flush=True)
+    survived = sum(1 for number in range(1, rounds + 1) if not wrong[number])
+    return {"rounds": rounds, "survived": survived, "worst_recovery": None if worst is None else round(worst, 2)}
+
+
+def _round(fault: Fault, broken: Broken) -> tuple[float | None, list[str]]:
+    try:
+        if not fault.under_load:
+            recovery = fault.do(broken)
+        else:
+            with Load(broken.ledger, broken.dice):
+                time.sleep(broken.dice.uniform(0.5, 2.5))
+                recovery = fault.do(broken)
+    except DidNotHappen as problem:
+        return None, [str(problem)]
+    late = recovery > fault.seconds
+    return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if late else []
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds from 1 to 1000")
+    return int(text)
+
+
+def _names(text: str) -> list[str]:
+    given = text.split(",")
+    strange = next((name for name in given if name not in FAULTS), None)
+    if strange is not None:
+        raise argparse.ArgumentTypeError(f"{strange[:60]!r} is none of {', '.join(FAULTS)}")
+    return given
