@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from agent import gangs
 from agent.protocol import Desired, RunWanted
 
 VERBS = ("start", "notice", "stop")
@@ -172,4 +173,4 @@ def mistake(wanted: RunWanted, known_units: frozenset[str]) -> str:
     for name in wanted.environment:
         if not _NAME.fullmatch(name):
             return f"environment: {name[:60]!r} is not a name of letters, digits and _"
-    return ""
+    return gangs.mistake(wanted.gang)

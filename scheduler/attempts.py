@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from scheduler import commands, nudge
+from scheduler import commands, gangs, nudge
 from scheduler.core.reasons import Code
-from scheduler.models import Allocation, Reservation, Run, Workload, WorkloadKind
+from scheduler.models import Allocation, IfMemberEnds, Reservation, Run, Workload, WorkloadKind
 from scheduler.states import RunState, WorkloadState, change_state
 
 RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
@@ -117,12 +117,15 @@ class Verdict:
 
 def verdict(workload: Workload, outcome: str) -> Verdict:
     """The rule of retries: what was told to make room or to move comes back for free; what a host, a GPU or a start lost comes
-    back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait."""
+    back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait. A gang whose owner wants
+    it to end with its first member comes back only where it could not start."""
     wanted = workload.stop_requested or (Code.DRAINED if outcome == Code.DRAINED else "")  # its agent may drain by itself
     if wanted in COMES_BACK:
         return Verdict(outcome) if outcome == Code.FINISHED else Verdict(wanted, comes_back=True)
     if wanted and wanted not in LOST:
         return Verdict(wanted)
+    if _ends_with_a_member(workload, outcome):
+        return Verdict(outcome if outcome in LOST else wanted or outcome)
     if outcome in LOST or wanted in LOST:
         code = outcome if outcome in LOST else wanted
         again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MOST_LOST_ATTEMPTS
@@ -131,6 +134,11 @@ def verdict(workload: Workload, outcome: str) -> Verdict:
     if outcome in ITS_OWN_FAULT and workload.failures < workload.most_retries:
         return Verdict(outcome, comes_back=True, failures=1, wait_seconds=_back_off(workload.failures))
     return Verdict(outcome)
+
+
+def _ends_with_a_member(workload: Workload, outcome: str) -> bool:
+    wants_that = gangs.is_gang(workload) and workload.if_member_ends == IfMemberEnds.END
+    return wants_that and outcome != Code.START_FAILED
 
 
 def _back_off(times_before: int) -> int:
@@ -143,7 +151,10 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     told = min(bad or runs, key=lambda run: (run.ended_at or now, run.rank))
     ended_at = max((run.ended_at for run in runs if run.ended_at), default=now)
     decided = verdict(workload, told.outcome)
-    if decided.comes_back and not _its_reservation_is_over(workload, now):
+    comes_back = decided.comes_back and not _its_reservation_is_over(workload, now)
+    if bad and gangs.is_gang(workload) and decided.code in (*LOST, *ITS_OWN_FAULT):
+        gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
+    if comes_back:
         _queue_again(workload, decided, now)
     else:
         _end(workload, decided, told, ended_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -24,6 +25,7 @@ from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
 from scheduler.states import RepairState, change_state
 
 MOST_GPUS = 64
+ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|")
 LONGEST_WORD = 60  # characters of a package's name or version
 CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
 NOT_REPORTED = "its host does not report it any more"
@@ -44,6 +46,8 @@ def problem(host: Host, inventory: Inventory) -> str:
         found = _problem_of(gpu)
         if found:
             return found
+    if not ADDRESS.fullmatch(inventory.address):
+        return f"inventory.address: {inventory.address[:60]!r}; allowed: an IP address, a host name, or nothing"
     if inventory.environment is not None and (found := _problem_of_environment(inventory.environment)):
         return found
     elsewhere = (

@@ -47,6 +47,13 @@ class DiagnosticTool(models.TextChoices):
 PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
 
 
+class IfMemberEnds(models.TextChoices):
+    """What becomes of a job on several hosts when its part on one of them fails or is lost."""
+
+    RESTART = "restart", "all of it starts again, as often as it may be retried"
+    END = "end", "all of it ends"
+
+
 class Team(models.Model):
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(unique=True, max_length=80)
@@ -456,6 +463,9 @@ class Workload(AskFields):
     max_runtime_seconds = models.PositiveIntegerField()
     predicted_seconds = models.PositiveIntegerField(help_text="fixed at submission, never above max_runtime_seconds")
     most_retries = models.PositiveSmallIntegerField(default=0)
+    if_member_ends = models.CharField(
+        max_length=7, choices=IfMemberEnds.choices, default=IfMemberEnds.RESTART, help_text="of a job on several hosts"
+    )
     state = models.CharField(
         max_length=10, choices=states.choices(states.WorkloadState), default=states.WorkloadState.QUEUED
     )
@@ -550,6 +560,7 @@ class Run(models.Model):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     state = models.CharField(max_length=10, choices=states.choices(states.RunState), default=states.RunState.PLACED)
     placed_at = models.DateTimeField()
+    prepared_at = models.DateTimeField(null=True, blank=True, help_text="of a gang: it could begin, and waits for the others")
     starting_at = models.DateTimeField(null=True, blank=True)
     running_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True, help_text="a notebook answers")
@@ -631,6 +642,8 @@ class Decision(models.Model):
         PLACED = "placed"
         EVICTED = "evicted"
         REFUSED = "refused"
+        RESTARTED = "restarted"  # a gang of which a member ended: all of it waits again
+        ENDED = "ended"  # a gang of which a member ended: all of it has ended
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
     kind = models.CharField(max_length=10, choices=Kind.choices)

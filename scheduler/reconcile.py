@@ -11,8 +11,8 @@ from typing import Any
 
 from django.db import transaction
 
-from agent.protocol import VERSION, Desired, Observed, RunSeen, RunWanted
-from scheduler import attempts, commands, inventory, leases, locks, nudge, volumes
+from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunWanted
+from scheduler import attempts, commands, gangs, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Host, Run, Workload, WorkloadKind
 from scheduler.services.agents import note_refused_agent, renewed_credential
@@ -94,6 +94,7 @@ def _take_in_runs(
     pairs = [(run, _told(seen, run)) for run in rows]
     # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
     workloads = locks.workloads(run.workload_id for run, told in pairs if _may_change(run, told))
+    prepared = {run.workload_id for run, told in pairs if told is not None and _newly_prepared(run, told)}
     for run, told in pairs:
         if told is not None:
             _take_in(run, told, heard_before, now)
@@ -102,6 +103,8 @@ def _take_in_runs(
     for workload in workloads.values():
         attempts.settle(workload, now)
         _stop_when_saved(workload, now)
+        if workload.pk in prepared:
+            gangs.let_go(workload)
 
 
 def _told(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
@@ -111,7 +114,16 @@ def _told(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
 
 def _may_change(run: Run, told: RunSeen | None) -> bool:
     """Could this change the workload, beyond what people only look at?"""
-    return told is None or told.state != run.state or _new_checkpoint(run, told) is not None
+    return (
+        told is None
+        or told.state != run.state
+        or _new_checkpoint(run, told) is not None
+        or _newly_prepared(run, told)
+    )
+
+
+def _newly_prepared(run: Run, told: RunSeen) -> bool:
+    return told.prepared and run.prepared_at is None
 
 
 def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: datetime) -> None:
@@ -130,6 +142,8 @@ def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
     facts: dict[str, Any] = {}
     if told.step and told.step[:KEPT_STEP] != run.step:
         facts["step"] = told.step[:KEPT_STEP]
+    if _newly_prepared(run, told):
+        facts["prepared_at"] = now
     if told.ready and run.ready_at is None:
         facts["ready_at"] = now
     if told.activity and told.activity != run.activity:
@@ -243,13 +257,14 @@ def desired(host: Host, now: datetime) -> Desired:
         if best is None or STRENGTH[Command.Verb(command.verb)] > STRENGTH[Command.Verb(best.verb)]:
             strongest[command.run_id] = command
     uuids = _unit_uuids(strongest)
+    places = gangs.places(command.run for command in strongest.values())
     rules = leases.rules()
     renewed = renewed_credential(host, now=now)
     return Desired(
         version=VERSION,
         host=host.name,
         lease_seconds=rules.lease_seconds,
-        runs=[_wanted(command, uuids[run]) for run, command in sorted(strongest.items())],
+        runs=[_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())],
         credential=renewed.text if renewed else "",
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
         poll_seconds=rules.poll_seconds,
@@ -264,7 +279,7 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
     return found
 
 
-def _wanted(command: Command, unit_uuids: list[str]) -> RunWanted:
+def _wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) -> RunWanted:
     run, workload = command.run, command.run.workload
     is_notebook = workload.kind == WorkloadKind.NOTEBOOK
     return RunWanted(
@@ -287,4 +302,5 @@ def _wanted(command: Command, unit_uuids: list[str]) -> RunWanted:
         memory_mib=workload.memory_mib,
         max_runtime_seconds=workload.max_runtime_seconds,
         array_index=workload.array_index,
+        gang=gang,
     )

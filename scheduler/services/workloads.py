@@ -16,7 +16,7 @@ from scheduler.attempts import COMES_BACK, LOST
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
 from scheduler.dependencies import After, Link, awaited, links
-from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload
+from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
 from scheduler.services.refused import Refused
 from scheduler.states import WorkloadState, change_state, change_states
@@ -145,6 +145,7 @@ def _born(
     priority: int = Priority.NORMAL,
     preemptible: bool = False,
     most_retries: int = 0,
+    if_member_ends: str = IfMemberEnds.RESTART,
     reservation: Reservation | None = None,
     after: Sequence[Link] = (),
     labels_preferred: Mapping[str, str] | None = None,
@@ -174,6 +175,7 @@ def _born(
             max_runtime_seconds=max_runtime_seconds,
         ),
         most_retries=most_retries,
+        if_member_ends=if_member_ends,
         submitted_at=now,
         queued_at=now,
         units=units,

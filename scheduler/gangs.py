@@ -1,0 +1,68 @@
+"""Work on several hosts at once: its members begin together, know where they find each other, and end together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from agent.protocol import GangWanted, MemberWanted
+from scheduler import nudge
+from scheduler.models import Decision, Leader, Run, Workload
+from scheduler.states import RunState
+
+# Below the ports that Linux gives out by itself (32768 on). Two gangs that live on one host are never so many claims apart.
+FIRST_PORT = 20_000
+PORTS = 10_000
+
+
+def is_gang(workload: Workload) -> bool:
+    """Does it run on several hosts?"""
+    return workload.hosts > 1
+
+
+def places(runs: Iterable[Run]) -> dict[int, GangWanted]:
+    """By run: its place in its gang; runs of work on one host are left out. ``runs`` with their workload. One query at most."""
+    gangs = {(run.workload_id, run.attempt): run.workload for run in runs if is_gang(run.workload)}
+    if not gangs:
+        return {}
+    members: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    found = Run.objects.filter(workload__in={workload for workload, _ in gangs})
+    for run in found.select_related("host").order_by("rank"):
+        members[run.workload_id, run.attempt].append(run)
+    answer: dict[int, GangWanted] = {}
+    for gang, workload in gangs.items():
+        mine = members[gang]
+        told = [MemberWanted(run.host.name, address_of(run.host.hardware), workload.units) for run in mine]
+        port = FIRST_PORT + mine[0].generation % PORTS
+        go = may_begin(mine)
+        answer |= {run.pk: GangWanted(run.rank, told, port, go) for run in mine}
+    return answer
+
+
+def address_of(hardware: dict[str, Any]) -> str:
+    """Where a host's workloads are reached, as its agent reported it; empty when they are not, or it did not say."""
+    return str((hardware.get("reported") or {}).get("address") or "")
+
+
+def may_begin(members: Iterable[Run]) -> bool:
+    """Has every member said that it could begin? One that runs already, by an agent that knows of no gangs, has."""
+    return all(run.prepared_at is not None or run.state == RunState.RUNNING for run in members)
+
+
+def let_go(workload: Workload) -> None:
+    """Tell the hosts at once when the last member is prepared. The workload is locked by the caller."""
+    members = list(Run.objects.filter(workload=workload, attempt=workload.attempt))
+    if may_begin(members):
+        nudge.hosts(run.host_id for run in members)
+
+
+def record_end(workload: Workload, told: Run, code: str, *, restarts: bool, now: datetime) -> None:
+    """Keep which member ended first, and what became of the gang for it."""
+    numbers: dict[str, Any] = {"rank": told.rank, "host": told.host.name, "attempt": workload.attempt}
+    if told.exit_code is not None:
+        numbers["exit_code"] = told.exit_code
+    epoch = Leader.objects.values_list("epoch", flat=True).first() or 0
+    kind = Decision.Kind.RESTARTED if restarts else Decision.Kind.ENDED
+    Decision.objects.create(workload=workload, kind=kind, code=code, numbers=numbers, epoch=epoch, at=now)
