@@ -16,7 +16,6 @@ import numpy as np
 from scheduler.core.fairshare import Ledger
 from scheduler.core.ground import NEVER, Ground, Ints, Kind, Mask
 from scheduler.core.model import (
-    WHOLE,
     Ask,
     Binding,
     Eviction,
@@ -96,6 +95,7 @@ class Board:
         self._promise_times: dict[str, list[int]] = {HOLDS: [], MAINTENANCE: soon, RESERVATIONS: []}
         self._clear_of: dict[tuple[int, ...], Mask] = {}
         self._open_counts: dict[tuple[int, tuple[int, ...]], Ints] = {}
+        self._counts_in: dict[tuple[int, int], tuple[Ints, Mask]] = {}
         self.time_classes: dict[int, tuple[int, ...]] = {}  # of workloads, made by fit when first needed
         self.rankings: dict[str, Any] = {}  # by profile: ``ranking.Ranking``, made by fit when first needed
 
@@ -110,8 +110,8 @@ class Board:
         self.cpu_whole, self.memory_whole = ground.cpu_whole, ground.memory_whole
         self.rack_of, self.has_racks = ground.rack_of, ground.has_racks
         self.in_service = ground.in_service
-        self.label_mask, self.ask_number = ground.label_mask, ground.ask_number
-        self.kinds_for, self.fitting = ground.kinds_for, ground.fitting
+        self.label_mask, self.wanted, self.ask_number = ground.label_mask, ground.wanted, ground.ask_number
+        self.kinds_for, self.fitting, self.of_kinds = ground.kinds_for, ground.fitting, ground.of_kinds
 
     def _read_maintenance(self) -> None:
         """``accepts`` and ``usable``: hosts, and units, that take work right now; and when they next will not."""
@@ -261,10 +261,14 @@ class Board:
             found[int(self.run_team[running]), kind][int(self.run_priority[running])] += 1
         return found
 
+    @cached_property
+    def _lowest_to_go(self) -> dict[tuple[int, int], int]:
+        """The lowest priority of those, by (team, kind)."""
+        return {claim: min(priority for priority, count in known.items()) for claim, known in self._can_go.items()}
+
     def may_go(self, team: int, kind: int, below: int) -> bool:
         """Is there work of a team on units of a kind, of a priority below this, that could be told to go?"""
-        known = self._can_go.get((team, kind))
-        return known is not None and any(count > 0 for priority, count in known.items() if priority < below)
+        return self._lowest_to_go.get((team, kind), below) < below
 
     @cached_property
     def borrowed_kinds(self) -> set[int]:
@@ -334,11 +338,19 @@ class Board:
             self._open_counts[kind, bounds] = known
         return known
 
+    def counts_in(self, kind: int, mask: Mask) -> Ints:
+        """Units of a kind on each host that are in a mask that stays the same all cycle; counted once for it."""
+        known = self._counts_in.get((kind, id(mask)))
+        if known is None:
+            counts = np.bincount(self.host_of[mask & (self.kind == kind)], minlength=len(self.hosts)).astype(np.int64)
+            known = self._counts_in[kind, id(mask)] = counts, mask  # kept, so that no other mask gets its id
+        return known[0]
+
     def need_slots(self, ask: Ask, kind: int) -> int:
-        return ask.total_units * self.kinds[kind].slots
+        return self.wanted(ask).slots[kind]
 
     def is_shared(self, ask: Ask) -> bool:
-        return ask.profile != WHOLE and ask.profile.startswith("share")
+        return self.wanted(ask).is_share
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -372,7 +384,7 @@ class Board:
         """Tell running work to go; its units stay its own until it is gone."""
         team, priority = int(self.run_team[victim]), int(self.run_priority[victim])
         for kind in {int(self.kind[unit]) for unit in self.units_of[victim]}:
-            self._can_go[team, kind][priority] -= 1
+            self._note_gone(team, kind, priority)
         self.evicted.add(victim)
         self.evictable[victim] = False
         for unit in self.units_of[victim]:
@@ -380,6 +392,16 @@ class Board:
                 key = (self.running[victim].team, self.model_of(unit))
                 self.ledger.leaving[key] += int(self.slots[unit])
         self.evictions.append(eviction)
+
+    def _note_gone(self, team: int, kind: int, priority: int) -> None:
+        left, lowest = self._can_go[team, kind], self._lowest_to_go
+        left[priority] -= 1
+        if left[priority] <= 0 and lowest.get((team, kind)) == priority:
+            others = [other for other, count in left.items() if count > 0]
+            if others:
+                lowest[team, kind] = min(others)
+            else:
+                del lowest[team, kind]
 
     def bind(self, reservation: Reservation, units: list[int]) -> None:
         """Give a reservation that starts its units."""

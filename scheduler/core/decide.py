@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
+
 from scheduler.core import fit, preempt
-from scheduler.core.board import Board
+from scheduler.core.board import Board, both
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Priority, Queued
 from scheduler.core.ordering import Alike, expected_seconds
@@ -22,13 +24,17 @@ class Cycle:
 
     def __init__(self, board: Board, waiting: Waiting) -> None:
         self.board, self.waiting = board, waiting
-        self._no_fit: set[tuple[int, int, tuple[int, ...]]] = set()
+        # What does not fit: (ask number, kind, time class), and whatever its times (ask number, kind).
+        self._no_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
+        self._nowhere: set[int] = set()  # the numbers of asks that fit on no kind, whatever their times
         self._no_room: set[Hashable] = set()
 
     # -- a start on free units --------------------------------------------------------------------------------------
 
     def start_on_free_units(self, queued: Queued) -> bool:
         """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
+        if self.board.ask_number(queued.ask) in self._nowhere and self.board.counts_tell(queued):
+            return False  # nearly all of a full pool's queue: one look-up each
         for kind in fit.kinds_in_order(self.board, queued.ask):
             room = room_for(self.board, queued, kind)
             if (
@@ -38,6 +44,8 @@ class Cycle:
             ):
                 continue
             units = self._free_units(queued, kind)
+            if units is not None and not self._leaves_spare(queued, units) and queued.id in self.board.keepers:
+                units = self._units_kept_for(queued, kind)  # no spare capacity is touched on these
             if units is not None and self._leaves_spare(queued, units):
                 self._start(queued, kind, units, room)
                 return True
@@ -52,20 +60,28 @@ class Cycle:
         return taken == 0 or board.free_slots - taken >= board.policy.spare_slots
 
     def _free_units(self, queued: Queued, kind: int) -> list[int] | None:
-        board = self.board
-        key = board.ask_number(queued.ask), kind, fit.time_class(board, queued)
+        board, ask = self.board, queued.ask
         if not board.counts_tell(queued):
-            return fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
-        if key in self._no_fit:
+            return fit.choose(board, ask, kind, fit.takeable(board, queued))
+        number, bounds = board.ask_number(ask), fit.time_class(board, queued)
+        if (number, kind, bounds) in self._no_fit or (number, kind) in self._no_fit:
             return None
-        counts = board.open_counts(kind, key[2])
-        if int(fit.suitable_hosts(board, queued.ask, counts).sum()) < queued.ask.hosts:
-            self._no_fit.add(key)
-            return None
-        units = fit.choose(board, queued.ask, kind, fit.takeable(board, queued))
-        if units is None:
-            self._no_fit.add(key)
-        return units
+        counts = board.open_counts(kind, bounds)
+        hosts = np.flatnonzero(fit.suitable_hosts(board, ask, counts))
+        if len(hosts) >= ask.hosts:
+            units = fit.choose_among(board, ask, kind, hosts, counts, fit.takeable(board, queued))
+            if units is not None:
+                return units
+        self._no_fit.add((number, kind, bounds))
+        if not enough_hosts(board, ask, kind):
+            self._no_fit.add((number, kind))
+            if all((number, other) in self._no_fit for other in board.kinds_for(ask)):
+                self._nowhere.add(number)
+        return None
+
+    def _units_kept_for(self, queued: Queued, kind: int) -> list[int] | None:
+        board, takeable = self.board, fit.takeable(self.board, queued)
+        return None if takeable is None else fit.choose(board, queued.ask, kind, both(takeable, ~board.free))
 
     def _start(self, queued: Queued, kind: int, units: list[int], room: Room) -> None:
         board = self.board
@@ -106,9 +122,9 @@ class Cycle:
     def who_else_gets_nothing(self, queued: Queued) -> Alike:
         """Of a refused workload's equals, those that need not be looked at. Only when nobody wants to be told why, and
         none of them could have units set aside, or others evicted where this one could not."""
-        board, kinds = self.board, self.board.kinds_for(queued.ask)
         if self.waiting.explain:
             return Alike.NOBODY
+        board, kinds = self.board, self.board.kinds_for(queued.ask)
         may_evict = any(preempt.may_evict_somebody(board, queued, kind) for kind in kinds)
         if may_evict and queued.evicted_by is not None:
             return Alike.NOBODY  # each of them has somebody else whom it may not evict
@@ -121,7 +137,8 @@ class Cycle:
             return Alike.NOBODY
         if may_evict:
             return Alike.AS_LONG
-        fits = any(enough_hosts(board, queued.ask, kind) for kind in allowed)
+        number = board.ask_number(queued.ask)
+        fits = any((number, kind) not in self._no_fit and enough_hosts(board, queued.ask, kind) for kind in allowed)
         return Alike.AS_LONG if fits else Alike.ALL
 
     # -- room made by eviction --------------------------------------------------------------------------------------
@@ -132,7 +149,8 @@ class Cycle:
             return True
         if queued.id in self.board.keepers and queued.id not in self.board.leaving_for:
             self.board.release(queued)
-            self._no_fit.clear()  # the one time that units come back within a cycle
+            self._no_fit.clear()
+            self._nowhere.clear()  # the one time that units come back within a cycle
         return False
 
     def _evict_somebody(self, queued: Queued) -> bool:

@@ -92,6 +92,7 @@ class Ledger:
         self.leaving = held.leaving.copy()
         self.held_by_user = held.by_user.copy()
         self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
+        self._rooms: dict[int, dict[tuple[str, int, bool, bool], Room]] = defaultdict(dict)  # by team, while it is so
         self.kept_room: dict[Claim, KeptRoom] = {}
 
     def give(self, team: int, model: str, slots: int, preemptible: bool) -> None:
@@ -99,6 +100,7 @@ class Ledger:
         self.held[team, model] += slots
         self.firm[team, model] += 0 if preemptible else slots
         self.version[team] += 1
+        self._rooms[team].clear()
 
     def leaves_room(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> bool:
         """Would work that is over at ``end`` leave the room that work of its team in front of it waits for?"""
@@ -128,7 +130,15 @@ class Ledger:
 
     def room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Room:
         """May ``need`` slots be added? Work that is not preemptible has to fit the guarantee together with what else of
-        the team is not; the team's preemptible work is then what borrows, and what others may reclaim."""
+        the team is not; the team's preemptible work is then what borrows, and what others may reclaim. Kept until the team is given
+        more: a turn asks several times, and its equals ask again."""
+        known, key = self._rooms[team], (model, need, preemptible, may_borrow)
+        room = known.get(key)
+        if room is None:
+            room = known[key] = self._room(team, model, need, preemptible, may_borrow)
+        return room
+
+    def _room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Room:
         claim = team, model
         held, firm = self.held.get(claim, 0), self.firm.get(claim, 0)
         guaranteed, limit = self.guarantee(team, model), self.ceiling(team, model)

@@ -116,8 +116,19 @@ def choose(
     """
     counts = host_counts(board, kind, available)
     hosts = np.flatnonzero(suitable_hosts(board, ask, counts, beside))
-    if len(hosts) < ask.hosts:
-        return None
+    return choose_among(board, ask, kind, hosts, counts, available, beside) if len(hosts) >= ask.hosts else None
+
+
+def choose_among(
+    board: Board,
+    ask: Ask,
+    kind: int,
+    hosts: Ints,
+    counts: Ints,
+    available: Mask | None = None,
+    beside: Beside | None = None,
+) -> list[int] | None:
+    """As ``choose``, for who knows already how many units each host has to take, and which hosts suit: enough of them."""
     free = board.free if available is None else available
     ranks = place_ranks(board, ask, kind, counts[hosts], hosts, free, beside)
     keys = wished_for(board.ground, ask, hosts, counts[hosts], ranks)

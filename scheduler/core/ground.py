@@ -34,6 +34,17 @@ class Kind:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the hardware says about an ask, worked out once for all equal asks."""
+
+    number: int  # the same for equal asks
+    kinds: list[int]  # that serve it, in its order of preference; without a wish the least capable first
+    slots: list[int]  # of each kind of the ground: what it would hold of it
+    is_share: bool  # of a GPU, by time
+    total_units: int
+
+
 _kind_of = attrgetter("memory_mib", "compute_capability", "model", "profile", "slots")
 _place_of = attrgetter("host", "gpu", "id")
 
@@ -48,13 +59,13 @@ class Ground:
         self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
         self._read_units()
         self._read_hosts()
+        self.everything: Mask = np.ones(len(self.units), dtype=np.bool_)
         self.memo: dict[Any, Any] = {}  # what else follows from the hardware alone; whoever puts it there names the key
         self._roomy: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
-        self._kinds_for: dict[int, list[int]] = {}
-        self._fitting: dict[int, Mask] = {}
-        self._asks: dict[Ask, int] = {}
-        self._asks_by_row: dict[int, tuple[int, Ask]] = {}
+        self._of_kinds: dict[tuple[int, ...], Mask] = {}
+        self._asks: dict[Ask, Wanted] = {}
+        self._asks_by_row: dict[int, tuple[Wanted, Ask]] = {}
 
     def _read_units(self) -> None:
         kinds = [_kind_of(unit) for unit in self.units]
@@ -102,14 +113,34 @@ class Ground:
             known = self._roomy[beside] = known & self.label_mask(ask.labels)
         return known
 
-    def ask_number(self, ask: Ask) -> int:
-        """The same for equal asks. Found by the object first: hashing an ask took a tenth of a cycle."""
+    def wanted(self, ask: Ask) -> Wanted:
+        """The same object for equal asks. Found by the ask's own first: hashing an ask took a tenth of a cycle."""
         known = self._asks_by_row.get(id(ask))
         if known is not None:
             return known[0]
-        number = self._asks.setdefault(ask, len(self._asks))
-        self._asks_by_row[id(ask)] = number, ask  # the ask is kept, so that no other object gets its id
-        return number
+        wanted = self._asks.get(ask)
+        if wanted is None:
+            wanted = self._asks[ask] = self._look_up(ask)
+        self._asks_by_row[id(ask)] = wanted, ask  # the ask is kept, so that no other object gets its id
+        return wanted
+
+    def _look_up(self, ask: Ask) -> Wanted:
+        fitting = [
+            i
+            for i, kind in enumerate(self.kinds)
+            if kind.profile == ask.profile
+            and kind.memory_mib >= ask.min_memory_mib
+            and kind.compute_capability >= ask.min_compute_capability
+            and (not ask.models or kind.model in ask.models)
+        ]
+        if ask.models:
+            fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
+        slots = [ask.total_units * kind.slots for kind in self.kinds]
+        return Wanted(len(self._asks), fitting, slots, ask.profile.startswith("share"), ask.total_units)
+
+    def ask_number(self, ask: Ask) -> int:
+        """The same for equal asks."""
+        return self.wanted(ask).number
 
     @property
     def knows_many_asks(self) -> bool:
@@ -117,33 +148,23 @@ class Ground:
 
     def forget_asks(self) -> None:
         """Start the numbering over. Only between cycles."""
-        for known in (self._asks, self._asks_by_row, self._kinds_for, self._fitting, self._roomy):
+        for known in (self._asks, self._asks_by_row, self._roomy):
             known.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:
         """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""
-        number = self.ask_number(ask)
-        known = self._kinds_for.get(number)
-        if known is None:
-            fitting = [
-                i
-                for i, kind in enumerate(self.kinds)
-                if kind.profile == ask.profile
-                and kind.memory_mib >= ask.min_memory_mib
-                and kind.compute_capability >= ask.min_compute_capability
-                and (not ask.models or kind.model in ask.models)
-            ]
-            if ask.models:
-                fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
-            known = self._kinds_for[number] = fitting
-        return known
+        return self.wanted(ask).kinds
 
     def fitting(self, ask: Ask) -> Mask:
         """The units of every kind that serves an ask."""
-        number = self.ask_number(ask)
-        known = self._fitting.get(number)
+        return self.of_kinds(self.wanted(ask).kinds)
+
+    def of_kinds(self, kinds: list[int]) -> Mask:
+        """The units of these kinds."""
+        key = tuple(kinds)
+        known = self._of_kinds.get(key)
         if known is None:
-            known = self._fitting[number] = np.isin(self.kind, np.array(self.kinds_for(ask), dtype=np.int64))
+            known = self._of_kinds[key] = np.isin(self.kind, np.array(kinds, dtype=np.int64))
         return known
 
 

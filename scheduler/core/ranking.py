@@ -56,20 +56,25 @@ class HostWaste:
         self.cpu_step: list[int] = []
         self.memory_step: list[int] = []
         self.tables: list[Ints] = []  # class: (level of CPU, level of memory, free units)
-        self._made: set[tuple[int, int, int]] = set()
+        self._filled = [np.zeros((LEVELS + 1, LEVELS + 1), dtype=np.bool_) for _ in most]
         for klass, units in enumerate(most):
             table = np.zeros((LEVELS + 1, LEVELS + 1, units + 1), dtype=np.int64)
             table[LEVELS, LEVELS], cpu, memory = self.waste.of_alike(klass, units, AMPLE, AMPLE)
-            self._made.add((klass, LEVELS, LEVELS))
+            self._filled[klass][LEVELS, LEVELS] = True
             self.tables.append(table)
             self.cpu_step.append(-(-cpu // LEVELS))
             self.memory_step.append(-(-memory // LEVELS))
 
+    def fill(self, klass: int, cpu: Ints, memory: Ints) -> None:
+        """Fill in a class's table for the (CPU, memory) levels of some hosts: nearly always it is, and then one look tells."""
+        if not self._filled[klass][cpu, memory].all():
+            self.table(klass, set(zip(cpu.tolist(), memory.tolist(), strict=True)))
+
     def table(self, klass: int, levels: set[tuple[int, int]]) -> Ints:
         """The table of a class, with these (CPU, memory) levels filled in."""
         for cpu, memory in sorted(levels):
-            if (klass, cpu, memory) not in self._made:
-                self._made.add((klass, cpu, memory))
+            if not self._filled[klass][cpu, memory]:
+                self._filled[klass][cpu, memory] = True
                 self.tables[klass][cpu, memory], _, _ = self.waste.of_alike(
                     klass,
                     self.most[klass],
@@ -131,9 +136,9 @@ class Ranking:
             return self._roomy_ranks(klass, ask.units)[counts]
         cpu_before, memory_before = self._levels(klass, cpu, memory)
         cpu_after, memory_after = self._levels(klass, cpu - ask.cpu_milli, memory - ask.memory_mib)
-        levels = set(zip(cpu_before.tolist(), memory_before.tolist(), strict=True))
-        levels |= set(zip(cpu_after.tolist(), memory_after.tolist(), strict=True))
-        waste, worth, left = self.wasted.table(klass, levels), self.room_worth[klass], counts - ask.units
+        self.wasted.fill(klass, cpu_before, memory_before)
+        self.wasted.fill(klass, cpu_after, memory_after)
+        waste, worth, left = self.wasted.tables[klass], self.room_worth[klass], counts - ask.units
         ranks: Ints = waste[cpu_after, memory_after, left] - waste[cpu_before, memory_before, counts]
         ranks *= FINE
         ranks += worth[cpu_before, counts] - worth[cpu_after, left]

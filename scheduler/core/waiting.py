@@ -46,15 +46,21 @@ def seconds_needed(board: Board, queued: Queued) -> int:
 
 def within_caps(board: Board, queued: Queued, kind: int) -> bool:
     """The caps on one user and on one workload."""
-    need, cap = board.need_slots(queued.ask, kind), board.policy.most_slots_per_workload
+    cap = board.policy.most_slots_per_workload
+    if cap is None and board.policy.most_slots_per_user is None:
+        return True
+    need = board.need_slots(queued.ask, kind)
     return need <= board.ledger.user_cap_left(queued.user) and (cap is None or need <= cap)
 
 
 def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
     """Would it leave the room within its team's limit that work of the team in front of it waits for?"""
-    if not board.ledger.kept_room or queued.reservation is not None or queued.id in board.keepers:
+    model = board.kinds[kind].model
+    if (queued.team, model) not in board.ledger.kept_room:
         return True
-    model, end = board.kinds[kind].model, board.now + expected_seconds(queued)
+    if queued.reservation is not None or queued.id in board.keepers:
+        return True
+    end = board.now + expected_seconds(queued)
     return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
 
 
@@ -66,7 +72,6 @@ class Waiting:
         self.position = 0
         self.holds = 0
         self.forecasts = 0
-        self.latest_start = board.now
         self.forecast: Forecast | None = None
         self.pace: Pace | None = None  # for those behind the last that the forecast places
         self._lacking: dict[Hashable, Why] = {}
@@ -216,7 +221,7 @@ class Waiting:
         number = self.board.ask_number(queued.ask)
         known = self._possible.get(number)
         if known is None:
-            kinds, everything = self.board.kinds_for(queued.ask), np.ones(len(self.board.units), dtype=np.bool_)
+            kinds, everything = self.board.kinds_for(queued.ask), self.board.ground.everything
             known = [kind for kind in kinds if fits_empty(self.board, queued.ask, kind, everything)]
             self._possible[number] = known
         return known
@@ -302,10 +307,8 @@ class Waiting:
     def _lacks(self, queued: Queued, kinds: list[int]) -> Why | None:
         """What is not there, promised to others or not; None when it is only promised."""
         board, ask = self.board, queued.ask
-        fitting = both(board.fitting(ask), np.isin(board.kind, kinds))
-        free = int((board.free & fitting).sum())
         if queued.reservation is not None:
-            inside = (board.bound == queued.reservation) & fitting
+            inside = (board.bound == queued.reservation) & board.of_kinds(kinds)
             return Code.WAITS_FOR_UNITS, numbers(
                 free=int((inside & (board.holder == NOBODY)).sum()),
                 need=ask.total_units,
@@ -317,7 +320,7 @@ class Waiting:
         if self._fits_ignoring(queued, kinds, fit.EVERYTHING):
             return None
         return Code.WAITS_FOR_UNITS, numbers(
-            free=free,
+            free=sum(int(board.counts[kind].sum()) for kind in kinds),
             hosts=ask.hosts,
             model=board.kinds[kinds[0]].model,
             need=ask.total_units,
@@ -341,7 +344,7 @@ class Waiting:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
         board, need = self.board, queued.ask.total_units
         takeable = fit.takeable(board, queued, fit.EVERYTHING)  # with what is kept for it, when others left for it
-        concerned = both(board.free if takeable is None else takeable, np.isin(board.kind, kinds))
+        concerned = both(board.free if takeable is None else takeable, board.of_kinds(kinds))
         free = int(concerned.sum())
         if self._fits_ignoring(queued, kinds, fit.NOTHING):  # then it was the spare capacity
             spare = board.policy.spare_slots
@@ -394,7 +397,6 @@ class Waiting:
             return None, (), ()
         start, kind, hosts = max(best[0], not_before, board.now + 1), best[1], best[2]
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
-        self.latest_start = max(self.latest_start, start)
         held: tuple[int, ...] = ()
         if self.holds < PLACES_HELD:
             self.holds += 1
@@ -405,8 +407,8 @@ class Waiting:
         """Deep in the queue: by the pool's pace."""
         if self.pace is None:
             assert self.forecast is not None
-            self.pace = Pace(self.board, self.forecast, self.latest_start)
-        return self.pace.expected_start(queued, allowed)
+            self.pace = Pace(self.board, self.forecast)
+        return self.pace.expected_start(queued, allowed, seconds_needed(self.board, queued))
 
     def _hold(self, queued: Queued, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Set units aside on the hosts it is expected to start on: those given back last before its start first,
