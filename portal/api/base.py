@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from io import BytesIO
 from typing import Any, TypeVar, cast
 
-from django.core.exceptions import PermissionDenied
+from django.conf import settings
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db.models import Model, QuerySet
 from django.http import Http404
 from django.utils import timezone
@@ -165,6 +167,8 @@ def handle(problem: Exception, context: Mapping[str, Any]) -> Response | None:
         return Response(_of_service(problem), status=problem.status)
     if isinstance(problem, Http404):
         return Response({"errors": [error("There is no such thing, or it is not yours to see.")]}, status=404)
+    if isinstance(problem, RequestDataTooBig):
+        return handle(TooLarge(), context)
     if isinstance(problem, PermissionDenied):
         return Response({"errors": [error("You may not do this.")]}, status=403)
     if isinstance(problem, ValidationError):
@@ -216,13 +220,27 @@ def _flat(detail: Any, given: Any, name: str = "") -> Iterable[Body]:
         yield error(said, name, given if isinstance(given, bool | int | None) else shown(given))
 
 
+class TooLarge(APIException):
+    """The body is longer than may be. The web process refuses it before it gets here (config/body_limit.py)."""
+
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+    default_code = "too_large"
+
+    def __init__(self) -> None:
+        super().__init__(f"The body is too large; allowed: up to {settings.DATA_UPLOAD_MAX_MEMORY_SIZE // 1024:,} KiB.")
+
+
 class BodyParser(JSONParser):
-    """JSON. What is nested deeper than Python follows is refused like any other wrong body."""
+    """JSON, as long as a form may be. What is nested deeper than Python follows is refused like any other wrong body."""
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
-        """As DRF. Raises ParseError."""
+        """As DRF. Raises ParseError, TooLarge."""
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        body = stream.read(most + 1)
+        if len(body) > most:
+            raise TooLarge
         try:
-            return super().parse(stream, media_type, parser_context)
+            return super().parse(BytesIO(body), media_type, parser_context)
         except RecursionError:
             raise ParseError("The body is JSON nested too deeply; allowed: the fields of this call.") from None
 
@@ -237,7 +255,7 @@ class Schema(AutoSchema):
         bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]
         codes = ["400", "401", "403", "404", "406", "429"]
         if self.method not in ("GET", "HEAD"):
-            codes += ["409", "415"]
+            codes += ["409", "413", "415"]
         for code in codes:
             bodies.setdefault(code, self._get_response_for_code(ErrorsSerializer, code))  # type: ignore[no-untyped-call]
         return bodies

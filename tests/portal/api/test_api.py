@@ -192,6 +192,17 @@ def test_a_body_that_is_no_object_is_refused(today_world: World, client_of: Clie
     assert answer.json()["errors"]
 
 
+def test_a_body_that_is_too_long_is_refused_also_without_the_server_in_front(
+    today_world: World, client_of: Client, settings: Any
+) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 4096
+    body = json.dumps({**JOB, "command": "x" * 4096})
+    answer = client_of(today_world.vision.member).post("/api/v1/jobs/", data=body, content_type="application/json")
+    assert answer.status_code == 413
+    assert answer.json()["errors"][0]["message"] == "The body is too large; allowed: up to 4 KiB."
+    assert not Workload.objects.exists()
+
+
 def test_a_body_of_another_kind_is_refused(today_world: World, client_of: Client) -> None:
     answer = client_of(today_world.vision.member).post(
         "/api/v1/jobs/", "a=1", content_type="application/x-www-form-urlencoded"

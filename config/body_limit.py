@@ -1,0 +1,98 @@
+"""No request's body is read further than it may be long.
+
+Django reads a whole body, to the disk where it is long, before any of our code runs; its own limit holds for forms only, and
+the API reads past it. So the limit stands in front of everything that the web process serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+HEARD_OUT = 4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
+LISTENS_SECONDS = 5.0  # and no longer than this
+
+
+def words(most: int) -> str:
+    """The refusal, for people."""
+    return f"The body is too large; allowed: up to {most // 1024:,} KiB."
+
+
+class _TooLong(Exception):
+    """More came than was announced, or than may."""
+
+
+class BodyLimit:
+    """Answers 413 to a request whose body is, or turns out to be, longer than ``most`` bytes; all others reach ``app``."""
+
+    def __init__(self, app: App, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = _announced(scope)
+        if announced is not None and announced > self.most:
+            await self._refuse(scope, receive, send, 0)
+            return
+        await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        read, answered = 0, False
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            if message["type"] == "http.request":
+                read += len(message.get("body", b""))
+                if read > self.most:
+                    raise _TooLong
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self.app(scope, counted, noted)
+        except _TooLong:
+            if not answered:
+                await self._refuse(scope, receive, send, read)
+
+    async def _refuse(self, scope: Message, receive: Receive, send: Send, read: int) -> None:
+        """The answer at once; then some of what is still being sent is thrown away, or a reset would overtake the answer."""
+        said = words(self.most)
+        is_api = str(scope.get("path", "")).startswith("/api/")
+        body = json.dumps({"errors": [{"field": "", "value": None, "message": said}]}) if is_api else said
+        kind = b"application/json" if is_api else b"text/plain; charset=utf-8"
+        headers = [(b"content-type", kind), (b"content-length", str(len(body.encode())).encode()), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._throw_away(receive, read), LISTENS_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _throw_away(self, receive: Receive, read: int) -> None:
+        while read <= HEARD_OUT * self.most:
+            message = await receive()
+            read += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+
+
+def _announced(scope: Message) -> int | None:
+    """The length that the request names; None when it comes in pieces."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return None
