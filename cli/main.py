@@ -182,6 +182,22 @@ def running(function: Command) -> Command:
     return function
 
 
+def placed(function: Command) -> Command:
+    """Options that say on how many hosts, and on which."""
+    for option in reversed(
+        (
+            click.option("--hosts", type=int, help="Over so many hosts."),
+            click.option("--min-memory-mib", type=int, help="Memory of each GPU."),
+            click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."),
+            click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."),
+            click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."),
+            click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 @command(notebook, "launch")
 @asking
 @running
@@ -224,18 +240,13 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @command(job, "run", context_settings={"ignore_unknown_options": False})
 @asking
 @running
-@click.option("--hosts", type=int, help="Over so many hosts.")
+@placed
 @click.option("--priority", type=PRIORITIES)
 @click.option("--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go.")
 @click.option("--most-retries", type=int, help="Tries again so often after a failure.")
-@click.option("--min-memory-mib", type=int, help="Memory of each GPU.")
-@click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
-@click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label.")
-@click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be.")
 @click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
-@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once ID, a job or a whole array, has ended: ok, any or not_ok.")
+@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok.")
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -257,15 +268,7 @@ def run_job(
     body["command"] = words[0] if len(words) == 1 else shlex.join(words)
     body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
     body.setdefault("units", 1)
-    body |= {
-        name: pairs
-        for name, pairs in (
-            ("labels_required", _pairs(labels)),
-            ("labels_preferred", _pairs(prefer)),
-            ("environment", _pairs(environment)),
-        )
-        if pairs
-    }
+    body |= _labels(labels, prefer) | ({"environment": _pairs(environment)} if environment else {})
     if after:
         body["after"] = [_dependency(session, text) for text in after]
     if array:
@@ -277,6 +280,11 @@ def run_job(
     if not session.json:
         _made(session, made)
     return _follow(session, made["id"], None)
+
+
+def _labels(labels: tuple[str, ...], prefer: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    wanted = {"labels_required": _pairs(labels), "labels_preferred": _pairs(prefer)}
+    return {name: pairs for name, pairs in wanted.items() if pairs}
 
 
 def _dependency(session: Session, text: str) -> dict[str, str]:
@@ -413,7 +421,7 @@ def _fairness(session: Session, pool: str | None) -> None:
 @command(cli, "why")
 @click.argument("id_", metavar="ID")
 @click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
-@click.option("--sooner", is_flag=True, help="Also what would start sooner; each way is planned for.")
+@click.option("--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for.")
 def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
     """Why it waits, or why it started or had to go."""
     found = _found(session, id_)
@@ -422,6 +430,7 @@ def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
     answer = session.client.get(f"workloads/{found['id']}/why/")
     if sooner:
         answer["sooner"] = session.client.get(f"workloads/{found['id']}/sooner/")
+        answer["windows"] = session.client.get(f"workloads/{found['id']}/windows/")
     if session.json:
         return output.as_json(answer)
     output.say(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
@@ -445,6 +454,9 @@ def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
         output.say(f"sooner: {way['words']}: {'now' if way['starts_now'] else ago(way['expected_start'], now)}")
     if sooner and not answer["sooner"]:
         output.say("Nothing that was tried would start sooner.")
+    for window in answer.get("windows", []):
+        needs = " (needs approval)" if window["needs_approval"] else ""
+        output.say(f"could be reserved: {local(window['start'])} to {local(window['end'])}{needs}")
     for row in answer["decisions"]:
         output.say(f"{local(row['at'])}  {row['kind']:<8}  {row['sentence']}")
     return None
@@ -516,8 +528,8 @@ def extend(session: Session, id_: str, seconds: int) -> None:
 
 @command(reservation, "create")
 @asking
+@placed
 @click.option("--name", default="Reservation")
-@click.option("--hosts", type=int, help="Over so many hosts.")
 @click.option("--start", type=MOMENT, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00.")
 @click.option("--end", type=MOMENT, help="The same way.")
 @click.option("--for", "length_", type=DURATION, help="Instead of --end: such as 8h.")
@@ -542,6 +554,8 @@ def create_reservation(
     until: datetime | None,
     weeks: int | None,
     time_zone: str | None,
+    labels: tuple[str, ...],
+    prefer: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
@@ -555,7 +569,7 @@ def create_reservation(
             end = (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
         except OverflowError:
             raise click.UsageError(f"--for {length_} seconds is beyond all calendars.") from None
-    body = {"units": 1} | _body(session, given) | {"start": start, "end": end}
+    body = {"units": 1} | _body(session, given) | _labels(labels, prefer) | {"start": start, "end": end}
     path = "reservations/"
     if days:
         path = "series/"

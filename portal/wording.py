@@ -17,6 +17,7 @@ from typing import Any
 from django.utils import timezone
 
 from portal import policy
+from scheduler import snapshot
 from scheduler.core.estimates import LEAST_RECORDS, PastStarts
 from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU, Priority
@@ -426,6 +427,13 @@ def another_way(other: Alternative) -> str:
         Changed.PRIORITY: f"with {PRIORITY_WORDS[int(other.priority)]} priority",
     }
     return ", ".join(words + [ways[changed] for changed in other.changed if changed in ways])
+
+
+def another_time(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
+    """When what a workload asks for could be reserved, and what that needs."""
+    asked = another_way(Alternative(snapshot.ask_of(workload), False, None))
+    needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
+    return f"{asked}, {window(start, end)}: {needs}"
 
 
 def past_starts(past: PastStarts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
@@ -117,7 +117,32 @@ def sooner(workload: Workload, now: datetime) -> list[explain.Alternative]:
     """What a waiting workload could ask for instead to start sooner; empty when nothing would help. Of priorities, those
     that its team may use. Its project and team are loaded."""
     allowed = allowed_otherwise(workload.kind, workload.project, now)
-    return explain.sooner(one_answer.take([workload.pool_id], now), workload.pk, snapshot.seconds(now), allowed)
+    taken = one_answer.take([workload.pool_id], now)
+    return explain.sooner(taken, workload.pk, snapshot.seconds(now), allowed, _last_said(workload))
+
+
+def _last_said(workload: Workload) -> model.Refusal | None:
+    """What the last cycle said to a waiting workload; None where none has looked at it yet."""
+    if not workload.reason_code or workload.position is None:
+        return None
+    expected = workload.expected_start
+    start = None if expected is None else snapshot.seconds(expected)
+    return model.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
+
+
+def reservable(
+    workload: Workload, *, length: timedelta, earliest: datetime, now: datetime
+) -> list[tuple[datetime, datetime]]:
+    """Another time: the first windows, from ``earliest`` on, in which a reservation of what a waiting workload asks for would
+    fit within what its team is guaranteed. None for what waits for something else than GPUs, or inside a reservation. Its pool
+    is loaded."""
+    taken = one_answer.take([workload.pool_id], now)
+    queued = next((q for q in taken.queued if q.id == workload.pk), None)
+    if queued is None or queued.reservation is not None or queued.gate:
+        return []
+    at, first, horizon = snapshot.seconds(now), snapshot.seconds(earliest), workload.pool.reservation_horizon_seconds
+    found = explain.reservable(taken, queued, at, int(length.total_seconds()), first, horizon)
+    return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 
 def allowed_otherwise(kind: str, project: Project, now: datetime) -> explain.Allowed:

@@ -86,6 +86,14 @@ class Sooner(View):
         return Response(shapes.AnotherWay([shapes.another_way(other) for other in found], many=True).data)
 
 
+class Windows(View):
+    @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
+    def get(self, request: Request, id: UUID) -> Response:
+        """Another time: the first windows in which a reservation of what a waiting workload asks for fits now."""
+        found = queue.windows(_workload(self, id), self.actor, self.now)
+        return Response(shapes.AnotherTimeShape([shapes.another_time(other) for other in found], many=True).data)
+
+
 class Fairness(View):
     @extend_schema(operation_id="pools_fairness", responses=shapes.FairnessShape(many=True))
     def get(self, request: Request, slug: str) -> Response:

@@ -13,8 +13,9 @@ from portal import policy, wording
 from portal.api.base import Numbers, PageQuery, Strict
 from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.selectors import starts
-from portal.selectors.queue import Ahead
+from portal.selectors.queue import Ahead, AnotherTime
 from portal.selectors.starts import Likely, Starts
+from portal.services.asks import Placing
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
 from portal.services.series import WEEKDAYS
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
@@ -437,15 +438,21 @@ class AfterWish(Strict):
 class _Placed(_AskWish):
     """Where it has to be, and where it would rather be."""
 
-class JobWish(_AskWish):
-    name = name_field()
-    command = serializers.CharField(max_length=20_000)
-    units = count_field(1)
-    hosts = count_field(1, required=False)
     min_memory_mib = count_field(0, required=False)
     min_compute_capability = count_field(0, required=False)
     nvlink = serializers.BooleanField(required=False)
     labels_required = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
+    labels_preferred = serializers.DictField(
+        child=serializers.CharField(max_length=63), required=False, help_text="hosts with more of them come first"
+    )
+    spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
+
+
+class JobWish(_Placed):
+    name = name_field()
+    command = serializers.CharField(max_length=20_000)
+    units = count_field(1)
+    hosts = count_field(1, required=False)
     type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
     priority = serializers.ChoiceField(choices=list(PRIORITY_NAMES), required=False)
     preemptible = serializers.BooleanField(required=False)
@@ -453,10 +460,6 @@ class JobWish(_AskWish):
     most_retries = count_field(0, required=False)
     reservation = serializers.UUIDField(required=False, allow_null=True)
     environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
-    labels_preferred = serializers.DictField(
-        child=serializers.CharField(max_length=63), required=False, help_text="hosts with more of them come first"
-    )
-    spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
     wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
     after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
         many=True,
@@ -697,6 +700,10 @@ class ReservationShape(Ser):
     hosts = serializers.IntegerField()
     models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
     profile = serializers.CharField()
+    nvlink = serializers.BooleanField()
+    labels_required = serializers.DictField(child=serializers.CharField())
+    labels_preferred = serializers.DictField(child=serializers.CharField())
+    spread = serializers.BooleanField()
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
@@ -722,7 +729,7 @@ class ReservationQuery(PageQuery):
     mine = serializers.BooleanField(required=False, default=False)
 
 
-class ReservationWish(_AskWish):
+class ReservationWish(_Placed):
     name = name_field()
     units = count_field(1, help_text="on each host")
     hosts = count_field(1, required=False)
@@ -734,7 +741,7 @@ class ReservationWish(_AskWish):
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
-class WindowWish(_AskWish):
+class WindowWish(_Placed):
     units = count_field(1, help_text="on each host")
     hosts = count_field(1, required=False)
     start = serializers.DateTimeField()
@@ -745,6 +752,31 @@ class WindowWish(_AskWish):
 class WindowShape(Ser):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
+
+
+class AnotherTimeShape(WindowShape):
+    """A window in which a reservation would fit now, within what the team is guaranteed."""
+
+    words = serializers.CharField()
+    needs_approval = serializers.BooleanField(help_text="above what the pool confirms at once")
+    request = ReservationWish(help_text="as reservations_request takes it")  # type: ignore[assignment]
+
+
+def another_time(other: AnotherTime) -> dict[str, Any]:
+    """What ``AnotherTimeShape`` shows."""
+    workload = other.workload
+    request = {
+        "project": f"{workload.project.team.slug}/{workload.project.slug}",
+        "pool": workload.pool.slug,
+        "name": workload.name,
+        "models": workload.models_wanted,
+        **{name: getattr(workload, name) for name in ("units", "hosts", "profile", *Placing.__optional_keys__)},
+        "start": other.start,
+        "end": other.end,
+    }
+    words = wording.another_time(workload, other.start, other.end, other.needs_approval)
+    window = {"start": other.start, "end": other.end}
+    return {**window, "words": words, "needs_approval": other.needs_approval, "request": request}
 
 
 class ReservationPreview(Ser):

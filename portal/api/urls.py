@@ -37,6 +37,7 @@ urlpatterns = [
     path("workloads/<uuid:id>/why/", explain.WhyWorkload.as_view()),
     path("workloads/<uuid:id>/why/<uuid:other>/", explain.WhyThem.as_view()),
     path("workloads/<uuid:id>/sooner/", explain.Sooner.as_view()),
+    path("workloads/<uuid:id>/windows/", explain.Windows.as_view()),
     path("workloads/<uuid:id>/logs/", work.WorkloadLogs.as_view()),
     path("workloads/<uuid:id>/cancel/", work.CancelWorkload.as_view()),
     path("workloads/<uuid:id>/extend/", work.ExtendWorkload.as_view()),

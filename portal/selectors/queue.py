@@ -15,6 +15,8 @@ from portal.models import User
 from portal.selectors import starts
 from portal.selectors.starts import Starts
 from portal.selectors.work import RELATED, Held, held_by, held_unit
+from portal.services.asks import AskFields, gpus_of
+from portal.services.reservations import SHORTEST_WINDOW
 from scheduler import one_answer
 from scheduler import selectors as engine
 from scheduler.core.explain import Alternative, Basis, FairnessRow
@@ -26,6 +28,8 @@ from scheduler.states import WorkloadState
 RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
 SOONER_SECONDS = 60
 MOST_AHEAD = 10
+MOST_MODELS_IN_FORM = 3
+TO_FILL_IN = timedelta(minutes=10)  # before a window that is offered begins
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,17 @@ class Ahead:
 
 
 @dataclass(frozen=True)
+class AnotherTime:
+    """A window in which a reservation of what a workload asks for fits now. ``in_form``: the request form can say all of it."""
+
+    workload: Workload
+    start: datetime
+    end: datetime
+    needs_approval: bool
+    in_form: bool
+
+
+@dataclass(frozen=True)
 class Why:
     """``ahead`` are those that may be seen, at most ``MOST_AHEAD``; ``ahead_more`` how many others have their turn first."""
 
@@ -112,6 +127,7 @@ class Why:
     ahead: list[Ahead]
     ahead_more: int
     starts: Starts
+    windows: list[AnotherTime]
 
 
 def why(workload: Workload, user: User, now: datetime) -> Why:
@@ -126,6 +142,7 @@ def why(workload: Workload, user: User, now: datetime) -> Why:
             first,
             more,
             starts.of_pools([workload.pool_id], now),
+            windows(workload, user, now),
         )
 
 
@@ -244,6 +261,23 @@ def sooner_known(workload: Workload) -> list[Alternative] | None:
 
 def _sooner_key(workload: Workload) -> str:
     return f"sooner:{workload.pk}:{workload.queued_at.timestamp():.0f}"
+
+
+def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
+    """When a reservation of what a waiting workload asks for could be had, as long as its limit: for those who may ask for one,
+    within what its team is guaranteed, the first windows, which begin late enough to fill in the form."""
+    pool, project = workload.pool, workload.project
+    length = max(timedelta(seconds=workload.max_runtime_seconds), SHORTEST_WINDOW)
+    if workload.state != WorkloadState.QUEUED or length.total_seconds() > pool.longest_reservation_seconds:
+        return []
+    if not project.active or not policy.may(user, "reservation.request", project):
+        return []
+    ask = AskFields(**{name: getattr(workload, name) for name in AskFields.__dataclass_fields__})
+    needs_approval = gpus_of(pool, ask) > pool.approval_above_gpus
+    in_form = not (ask.min_memory_mib or ask.min_compute_capability) and len(ask.models_wanted) <= MOST_MODELS_IN_FORM
+    earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
+    found = engine.reservable(workload, length=length, earliest=earliest, now=now)
+    return [AnotherTime(workload, start, end, needs_approval, in_form) for start, end in found]
 
 
 def fairness(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:

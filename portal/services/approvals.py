@@ -13,7 +13,7 @@ from portal import policy, wording
 from portal.errors import Conflict, Invalid
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
 from portal.services import audit, reservations, series
-from portal.services.asks import check_pool, models_of
+from portal.services.asks import check_pool, models_of, placing_of
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
@@ -439,7 +439,7 @@ def _series_wish(submission: Submission, payload: dict[str, Any], now: datetime)
         project, _pool_of(submission), payload["name"], payload["units"], payload["models"], payload["profile"],
         _moment(payload["start"]), _moment(payload["end"]), payload["weekdays"], date.fromisoformat(payload["until"]),
         payload["time_zone"], now, hosts=payload.get("hosts", 1),
-        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False), **placing_of(payload),
     )  # fmt: skip
 
 
@@ -457,6 +457,7 @@ def _wish_of(submission: Submission, payload: dict[str, Any], now: datetime) -> 
         now,
         hosts=payload.get("hosts", 1),
         may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+        **placing_of(payload),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from django.db.models import Max
 
@@ -15,6 +16,17 @@ MOST_UNITS = 10_000
 MOST_HOSTS = 1_000
 MOST_MEMORY_MIB = 10_000_000
 MOST_COMPUTE_CAPABILITY = 1_000
+
+
+class Placing(TypedDict, total=False):
+    """Where it has to be, and where it would rather be: what a verb takes of an ask beside its size, model and profile."""
+
+    min_memory_mib: int
+    min_compute_capability: int
+    nvlink: bool
+    labels_required: dict[str, str] | None
+    labels_preferred: dict[str, str] | None
+    spread: bool
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,17 @@ class AskFields:
     def columns(self) -> dict[str, Any]:
         """Keyword arguments for a Workload or a Reservation."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """What of ``Placing`` was asked for, as JSON."""
+        return {name: getattr(self, name) for name in Placing.__optional_keys__ if getattr(self, name)}
+
+
+def placing_of(payload: Mapping[str, Any]) -> Placing:
+    """What of ``Placing`` a submission asks for."""
+    found: Any = {name: payload[name] for name in Placing.__optional_keys__ if name in payload}
+    return cast(Placing, found)
 
 
 def models_of(pool: Pool) -> list[str]:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 from django.db import transaction
+from django.utils import timezone
 
 from portal import policy, wording
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit, money
-from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.services.asks import AskFields, Placing, check_ask, check_pool, check_project, gpus_of, models_of
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
@@ -62,6 +63,7 @@ class Wish:
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
             "gpus": self.gpus,
+            **self.ask.placing,
             # Asked is not allowed: the approver says so, by changing may_exceed_guarantee.
             "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
@@ -96,6 +98,7 @@ def request_reservation(
     why: str = "",
     may_exceed_guarantee: bool = False,
     via: str = "web",
+    **placing: Unpack[Placing],
 ) -> Submission | Reservation:
     """``units`` on each of ``hosts`` hosts: a confirmed Reservation, or a Submission that waits for approval and holds nothing.
 
@@ -106,7 +109,7 @@ def request_reservation(
     policy.require(actor, "reservation.request", project)
     wish = checked_wish(
         project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee,
+        may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
     why = why.strip()
     if wish.needs_approval:
@@ -136,6 +139,7 @@ def preview_reservation(
     may_exceed_guarantee: bool = False,
     name: str = "preview",
     via: str = "web",
+    **placing: Unpack[Placing],
 ) -> dict[str, Any]:
     """Whether the window can be had, without asking for it.
 
@@ -156,6 +160,7 @@ def preview_reservation(
         now,
         hosts=hosts,
         may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
     )
     answer = engine.check_window(now=now, **wish.columns)
     price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
@@ -321,12 +326,13 @@ def checked_wish(
     hosts: Any = 1,
     why: Any = "",
     may_exceed_guarantee: Any = False,
+    **placing: Unpack[Placing],
 ) -> Wish:
     """Check every field of a reservation, or raise Invalid with all the problems."""
     checks = Checks()
     check_project(checks, project)
     check_pool(checks, pool, project.team)
-    ask = check_ask(checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile)
+    ask = check_ask(checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing)
     name = checks.text("name", name)
     checks.text("why", why, least=0, most=1000, lines=True)
     exceed = checks.flag("may_exceed_guarantee", may_exceed_guarantee)
@@ -383,7 +389,7 @@ def refuse_unless_it_fits(answer: WindowAnswer, wish: Wish) -> None:
 def _refuse(answer: WindowAnswer) -> NoReturn:
     windows = windows_of(answer)
     numbers = dict(answer.numbers)
-    first = f" The first window of that length that fits starts {windows[0][0]:%-d %b %Y %H:%M} UTC." if windows else ""
+    first = f" The first window of that length that fits starts {_said(windows[0][0])}." if windows else ""
     raise Conflict(
         f"{wording.reason(answer.code, numbers)}{first}",
         field="start",
@@ -469,7 +475,8 @@ def _submit_change(
 
 
 def _said(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
+    """In the person's time zone, which is named; the API's is UTC."""
+    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"
 
 
 def _submit(actor: User, wish: Wish, why: str, now: datetime, via: str) -> Submission:

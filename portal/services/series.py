@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Unpack
 from zoneinfo import ZoneInfo
 
 from django.db import transaction
@@ -14,7 +14,7 @@ from portal import policy, wording
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit, money
-from portal.services.asks import models_of
+from portal.services.asks import Placing, models_of
 from portal.services.reservations import Wish, checked_wish, windows_of
 from portal.validation import Checks
 from scheduler import services as engine
@@ -59,6 +59,7 @@ def request_series(
     *, actor: User, project: Project, pool: Pool, name: str, units: int, start: datetime, end: datetime,
     weekdays: list[str], until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1,
     models: list[str] | None = None, profile: str = "", why: str = "", may_exceed_guarantee: bool = False, via: str = "web",
+    **placing: Unpack[Placing],
 ) -> Submission | Series:  # fmt: skip
     """Reserve the same hours on some ``weekdays`` (mon to sun) from ``start``'s day to ``until``, as one thing.
 
@@ -69,7 +70,7 @@ def request_series(
     policy.require(actor, "reservation.request", project)
     wish = checked_series(
         project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee,
+        may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
     why = why.strip()
     if wish.first.needs_approval:
@@ -93,6 +94,7 @@ def preview_series(
     *, actor: User, project: Project, pool: Pool, units: int, start: datetime, end: datetime, weekdays: list[str],
     until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1, models: list[str] | None = None,
     profile: str = "", may_exceed_guarantee: bool = False, name: str = "preview", via: str = "web",
+    **placing: Unpack[Placing],
 ) -> dict[str, Any]:  # fmt: skip
     """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
     ``windows`` (the first that would do instead of that one), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
@@ -100,7 +102,7 @@ def preview_series(
     policy.require(actor, "reservation.request", project)
     wish = checked_series(
         project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts,
-        may_exceed_guarantee=may_exceed_guarantee,
+        may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
     answers = engine.check_windows(now=now, **wish.columns)
     worst = first_misfit(answers)
@@ -142,11 +144,12 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
 def checked_series(
     project: Project, pool: Pool, name: Any, units: Any, models: Any, profile: Any, start: Any, end: Any, weekdays: Any,
     until: Any, time_zone: Any, now: datetime, hosts: Any = 1, why: Any = "", may_exceed_guarantee: Any = False,
+    **placing: Unpack[Placing],
 ) -> SeriesWish:  # fmt: skip
     """Check every field, or raise Invalid with all the problems."""
     first = checked_wish(
         project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee,
+        may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
     checks = Checks()
     days = checks.choices("weekdays", weekdays, WEEKDAYS)

@@ -179,6 +179,8 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options
         initial["type"] = "interactive"
     initial |= _from_workload(request, user)
     initial |= _from_address(request.GET)
+    if request.GET.get("kind") in dict(KINDS):
+        initial["kind"] = kind  # also of what is filled in from another kind
     if initial["target"] not in targets_of(options.lines):
         initial["target"] = first_values(now, options.lines)["target"]
     return initial

@@ -36,6 +36,7 @@ ANY = ""
 # Service argument: the field that shows what is wrong with it.
 FIELD_OF = {
     "labels_preferred": "prefer",
+    "labels_required": "labels",
     "models": "target",
     "pool": "target",
     "profile": "target",
@@ -144,6 +145,9 @@ class AskForm(VerbForm):
         label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
     )
     most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
+    labels = forms.CharField(
+        label="Only on hosts with", required=False, max_length=300, help_text="Labels such as site=north, with commas."
+    )
     prefer = forms.CharField(
         label="Rather on hosts with", required=False, max_length=300, help_text="Labels such as rack=r1, with commas."
     )
@@ -201,7 +205,8 @@ class AskForm(VerbForm):
         data["units"] = self._units(data)
         data["seconds"] = self._seconds(data)
         data["pairs"] = self._pairs(data)
-        data["preferred"] = self._preferred(data)
+        data["preferred"] = self._labels(data, "prefer")
+        data["required"] = self._labels(data, "labels")
         return data
 
     def _units(self, data: Mapping[str, Any]) -> int | None:
@@ -221,12 +226,12 @@ class AskForm(VerbForm):
             return None
         return int(length * SECONDS[unit])
 
-    def _preferred(self, data: Mapping[str, Any]) -> dict[str, str]:
+    def _labels(self, data: Mapping[str, Any], field: str) -> dict[str, str]:
         pairs = {}
-        for part in filter(None, (part.strip() for part in (data.get("prefer") or "").split(","))):
+        for part in filter(None, (part.strip() for part in (data.get(field) or "").split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                self.add_error("prefer", f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between.")
+                self.add_error(field, f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between.")
                 return {}
             pairs[name.strip()] = value.strip()
         return pairs
@@ -291,12 +296,31 @@ class AskForm(VerbForm):
             "start": start,
             "end": end,
             "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
+            **self.placed(),
+        }
+
+    def placed(self) -> dict[str, Any]:
+        """On how many hosts and on which, of a job or a reservation."""
+        data = self.cleaned_data
+        return {
+            "hosts": 1 if data.get("hosts") is None else data["hosts"],
+            "nvlink": data["nvlink"],
+            "labels_required": data["required"],
+            "labels_preferred": data["preferred"],
+            "spread": data["spread"],
         }
 
     @property
     def more_is_used(self) -> bool:
         """Whether something stands, or is wrong, in the part of the form that is folded otherwise."""
-        names = ("after", "array", "wanted_by", "prefer", "spread")
+        return self._are_used("after", "array", "wanted_by")
+
+    @property
+    def place_is_used(self) -> bool:
+        """The same of the part that says on which hosts."""
+        return self._are_used("labels", "prefer", "spread")
+
+    def _are_used(self, *names: str) -> bool:
         return any(self[name].value() or self[name].errors for name in names)
 
     @property
@@ -328,8 +352,7 @@ class AskForm(VerbForm):
         return {
             **self.common(),
             "command": data["command"],
-            "hosts": 1 if data["hosts"] is None else data["hosts"],
-            "nvlink": data["nvlink"],
+            **self.placed(),
             "type": data["type"] or "training",
             "priority": data["priority"] or "normal",
             "preemptible": data["preemptible"],
@@ -337,8 +360,6 @@ class AskForm(VerbForm):
             "most_retries": data["most_retries"] or 0,
             "reservation": self.reservations.get(data["reservation"]),
             "environment": data["pairs"],
-            "labels_preferred": data["preferred"],
-            "spread": data["spread"],
             "wanted_by": data["wanted_by"],
             "after": [(data["after_how"] or "ok", self.earlier[data["after"]])] if data.get("after") else [],
         }
@@ -398,12 +419,18 @@ def values_of(workload: Workload, user: User) -> dict[str, Any]:
         "priority": Priority(workload.priority).name.lower(),
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
-        "prefer": ", ".join(f"{name}={value}" for name, value in sorted(workload.labels_preferred.items())),
+        "labels": label_text(workload.labels_required),
+        "prefer": label_text(workload.labels_preferred),
         "spread": workload.spread,
         "environment": "\n".join(
             f"{name}={value if workload.owner_id == user.pk else ''}" for name, value in workload.environment.items()
         ),
     }
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """Labels as the field that holds them."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def count_values(units: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from telemetry.months import month_of
 WORKING_HOURS = range(8, 20)
 CHART_SPANS = (timedelta(hours=48), timedelta(days=7), timedelta(days=28))
 STEPS = 48
+PLACED = ("hosts", "nvlink", "labels_required", "labels_preferred", "spread")
 CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 
@@ -308,36 +309,23 @@ def same_elsewhere(form: AskForm) -> Same:
     if kind == "reservation":
         whole = form.for_reservation()
         arguments |= {"start": whole["start"].astimezone(UTC), "end": whole["end"].astimezone(UTC), "why": data["why"]}
-        if whole["may_exceed_guarantee"]:
-            arguments["may_exceed_guarantee"] = True
+        arguments |= _given(whole, ("may_exceed_guarantee", *PLACED))
     elif kind == "notebook":
         arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]}
     else:
         whole = form.for_job()
         names = (
-            "hosts",
-            "nvlink",
+            *PLACED,
             "type",
             "priority",
             "preemptible",
             "max_runtime_seconds",
             "most_retries",
             "environment",
-            "labels_preferred",
-            "spread",
             "wanted_by",
             "command",
         )
-        defaults = {
-            "labels_preferred": {},
-            "spread": False,
-            "wanted_by": None,
-            "hosts": 1,
-            "nvlink": False,
-            "most_retries": 0,
-            "environment": {},
-        }
-        arguments |= {name: whole[name] for name in names if defaults.get(name) != whole[name]}
+        arguments |= _given(whole, names)
         arguments["array"] = data["array"].strip()
     if form.recurs:
         arguments |= {name: form.for_series()[name] for name in ("weekdays", "until", "time_zone")}
@@ -352,6 +340,13 @@ def same_elsewhere(form: AskForm) -> Same:
     if "max_runtime_seconds" in given:
         in_words = given | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
     return Same(wording.cli_line(verb, in_words), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+
+
+def _given(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of ``names`` that are not what they would be without being said."""
+    defaults = {"may_exceed_guarantee": False, "hosts": 1, "nvlink": False, "spread": False, "most_retries": 0}
+    empty: tuple[Any, ...] = (None, {})
+    return {n: arguments[n] for n in names if arguments[n] not in empty and arguments[n] != defaults.get(n)}
 
 
 def _span_of(seconds: int) -> str:

@@ -210,6 +210,8 @@ def detail(workload: Workload, found: reads.Why, user: User, now: datetime) -> d
         ],
         "ahead_more": found.ahead_more,
         "sooner": alternatives(workload, found.sooner, now),
+        "windows": [_another_time(other) for other in found.windows],
+        "window_needs": _window_needs(found.windows),
         "fairness": fairness_rows(found.fairness),
         "half_life": duration(workload.pool.half_life_seconds),
     }
@@ -325,6 +327,27 @@ def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[
         )
     page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&{way_in_form(other, workload.pool.slug)}"
     return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
+
+
+def _another_time(other: reads.AnotherTime) -> dict[str, Any]:
+    """A window and, where the form can say what is asked for, the form filled in with it."""
+    start, end = timezone.localtime(other.start), timezone.localtime(other.end)
+    given = {"kind": "reservation", "from": other.workload.public_id, "start": start.isoformat(), "end": end.isoformat()}
+    url = f"{reverse('ask')}?{urlencode(given)}" if other.in_form else ""
+    return {"words": wording.window(other.start, other.end), "url": url}
+
+
+def _window_needs(windows: list[reads.AnotherTime]) -> str:
+    """What a reservation in one of these windows means and needs."""
+    if not windows:
+        return ""
+    workload = windows[0].workload
+    needs = "an operator has to agree" if windows[0].needs_approval else "it is confirmed at once"
+    return (
+        f"A reservation is another promise than a place in the queue: {home_cards.asked(workload)}, for nobody else in that"
+        f" time, charged whether used or not, within what {workload.project.team.name} is guaranteed; {needs}. This one keeps"
+        " its place until you cancel it."
+    )
 
 
 def way_in_form(other: Alternative, pool: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from scheduler.core import timeline
 from scheduler.core.board import Board
 from scheduler.core.model import (
     Ask,
@@ -17,6 +18,7 @@ from scheduler.core.model import (
     Refusal,
     Running,
     Snapshot,
+    Window,
 )
 from scheduler.core.ordering import Part, Turn, what_decides
 from scheduler.core.planner import plan, plan_pool
@@ -24,8 +26,8 @@ from scheduler.core.poolfacts import PoolFacts
 from scheduler.core.timeline import Promises
 
 MOST_ALTERNATIVES = 5
-MOST_TRIED, LEAST_TRIED = 24, 3  # ways to ask that are planned for
-WORK = 6_000  # workloads looked at in all of them
+MOST_TRIED, LEAST_TRIED = 24, 2  # ways to ask that are planned for
+WORK = 2_500  # turns gone through in all of them
 
 
 def preview(snapshot: Snapshot, queued: Queued, now: int) -> Placement | Refusal:
@@ -76,60 +78,117 @@ class Alternative:
 
 
 class WhatIf:
-    """One pool at one moment, asked again and again with one waiting workload that is different each time."""
+    """One pool at one moment, asked again and again with one waiting workload that is different each time.
 
-    def __init__(self, snapshot: Snapshot, pool: Pool, now: int) -> None:
-        self.facts, self.now = PoolFacts(snapshot, pool), now
+    ``work`` counts the turns gone through: a plan is made only as far as the turn of the one that is asked about."""
+
+    def __init__(self, snapshot: Snapshot, pool: Pool, now: int, team: int) -> None:
+        self.facts, self.now, self.work = PoolFacts(snapshot, pool), now, 0
+        of_team = tuple(q for q in snapshot.queued if q.team == team)
+        self._team_alone = PoolFacts(replace(snapshot, queued=of_team), pool)
 
     def answer(self, queued: Queued) -> Placement | Refusal:
         """What the plan would say to a workload in the place of the one with its id."""
         self.facts.change_queued((), (queued,))
-        board = plan_pool(self.facts, self.now, explain=True)
+        return self._answer(self.facts, queued)
+
+    def at_best(self, queued: Queued) -> Placement | Refusal:
+        """What the plan would say to it if no other team was waiting: sooner than that it does not start."""
+        self._team_alone.change_queued((), (queued,))
+        return self._answer(self._team_alone, queued)
+
+    def _answer(self, facts: PoolFacts, queued: Queued) -> Placement | Refusal:
+        board = plan_pool(facts, self.now, explain=True, until=queued.id)
         answers: list[Placement | Refusal] = [*board.placements, *board.refusals]
+        self.work += len(answers)
         return next(answer for answer in answers if answer.workload == queued.id)
 
+    def start(self, said: Placement | Refusal) -> int | None:
+        """When who was told this starts."""
+        return self.now if isinstance(said, Placement) else said.expected_start
 
-def sooner(snapshot: Snapshot, workload: int, now: int, allowed: Allowed = Allowed()) -> list[Alternative]:
+
+def sooner(
+    snapshot: Snapshot, workload: int, now: int, allowed: Allowed = Allowed(), said: Refusal | None = None
+) -> list[Alternative]:
     """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, and as
     far as it is ``allowed`` to be preemptible and a higher priority.
 
     Those that start now come first, then by expected start; within these the least different ask first. Empty when the
-    workload is unknown or nothing would help. The work is bounded: in a pool with very much in it fewer ways are tried.
+    workload is unknown or nothing would help. ``said`` is what the last plan said to it, where that is known; otherwise it
+    is planned for as well. The work is bounded: what could not start sooner even if no other team waited
+    is not tried, and where very many have their turn before it, only the most promising ways are.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
-    return [] if queued is None else sooner_than(snapshot, queued, now, allowed)
+    return [] if queued is None else sooner_than(snapshot, queued, now, allowed, said)
 
 
-def sooner_than(snapshot: Snapshot, queued: Queued, now: int, allowed: Allowed) -> list[Alternative]:
+def sooner_than(
+    snapshot: Snapshot, queued: Queued, now: int, allowed: Allowed, said: Refusal | None = None
+) -> list[Alternative]:
     """The same for a workload that need not wait yet."""
     pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
     if pool is None or queued.gate or queued.reservation is not None:
         return []
-    what_if = WhatIf(snapshot, pool, now)
-    answer = what_if.answer(queued)
+    what_if = WhatIf(snapshot, pool, now, queued.team)
+    answer = said or what_if.answer(queued)
     if isinstance(answer, Placement):
         return []
     found: list[tuple[int, int, Alternative]] = []
-    tried = max(LEAST_TRIED, min(MOST_TRIED, WORK // (1 + len(snapshot.queued) + len(snapshot.running))))
-    for rank, (other, changed) in enumerate(_other_ways(snapshot, queued, allowed)[:tried]):
-        said = what_if.answer(other)
-        start = now if isinstance(said, Placement) else said.expected_start
-        if start is None or (answer.expected_start is not None and start >= answer.expected_start):
-            continue
-        if changed in ONE_IS_ENOUGH and any(way.changed == changed and at <= start for at, _, way in found):
-            continue
-        alternative = Alternative(
-            other.ask,
-            isinstance(said, Placement),
-            start,
-            changed,
-            other.max_runtime_seconds,
-            other.preemptible,
-            other.priority,
-        )
-        found.append((start, rank, alternative))
+    for tried, (rank, other, changed) in enumerate(_promising(what_if, snapshot, queued, allowed, answer)):
+        if len(found) == MOST_ALTERNATIVES or (tried >= LEAST_TRIED and what_if.work >= WORK):
+            break
+        if changed in ONE_IS_ENOUGH and any(way.changed == changed and at <= now for at, _, way in found):
+            continue  # the lesser change starts now
+        planned = what_if.answer(other)
+        start = what_if.start(planned)
+        if start is not None and _is_sooner(start, answer):
+            found.append((start, rank, _alternative(other, changed, start, isinstance(planned, Placement))))
     found.sort(key=lambda item: item[:2])
-    return [alternative for _, _, alternative in found[:MOST_ALTERNATIVES]]
+    return _least_changes([alternative for _, _, alternative in found])
+
+
+def _promising(
+    what_if: WhatIf, snapshot: Snapshot, queued: Queued, allowed: Allowed, answer: Refusal
+) -> list[tuple[int, Queued, tuple[Changed, ...]]]:
+    """The ways to ask that could start sooner if no other team waited, by how soon that is, then the least different first;
+    each with its rank among all."""
+    found: list[tuple[int, int, Queued, tuple[Changed, ...]]] = []
+    for rank, (other, changed) in enumerate(_other_ways(snapshot, queued, allowed)[:MOST_TRIED]):
+        start = what_if.start(what_if.at_best(other))
+        if start is not None and _is_sooner(start, answer):
+            found.append((start, rank, other, changed))
+    found.sort(key=lambda item: item[:2])
+    return [(rank, other, changed) for _, rank, other, changed in found]
+
+
+def _is_sooner(start: int, answer: Refusal) -> bool:
+    return answer.expected_start is None or start < answer.expected_start
+
+
+def _least_changes(ways: list[Alternative]) -> list[Alternative]:
+    """Without those that change one thing further than another way that starts no later."""
+    seen: set[tuple[Changed, ...]] = set()
+    kept = []
+    for way in ways:
+        if way.changed not in ONE_IS_ENOUGH or way.changed not in seen:
+            kept.append(way)
+        seen.add(way.changed)
+    return kept
+
+
+def _alternative(other: Queued, changed: tuple[Changed, ...], start: int, starts_now: bool) -> Alternative:
+    runtime, preemptible, priority = other.max_runtime_seconds, other.preemptible, other.priority
+    return Alternative(other.ask, starts_now, start, changed, runtime, preemptible, priority)
+
+
+def reservable(
+    snapshot: Snapshot, queued: Queued, now: int, length: int, earliest: int, horizon: int
+) -> tuple[Window, ...]:
+    """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would keep
+    every promise made so far and its team's guarantee. They begin at ``earliest`` at the soonest, up to ``horizon`` seconds
+    from ``now``, on whole minutes. Empty where there is none."""
+    return timeline.free_windows(snapshot, queued.ask, queued.team, queued.pool, length, now, earliest, horizon)
 
 
 def _other_ways(snapshot: Snapshot, queued: Queued, allowed: Allowed) -> list[tuple[Queued, tuple[Changed, ...]]]:

@@ -42,8 +42,11 @@ def plan_pools(epoch: int, pools: list[PoolFacts], homeless: list[Queued], now: 
     )
 
 
-def plan_pool(facts: PoolFacts, now: int, explain: bool, turns: dict[int, Turn] | None = None) -> Board:
-    """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by."""
+def plan_pool(
+    facts: PoolFacts, now: int, explain: bool, turns: dict[int, Turn] | None = None, until: int | None = None
+) -> Board:
+    """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by;
+    after the turn of the workload ``until``, who asks about that one alone need not know more."""
     board = Board(facts, facts.pool, now)
     promises = keep_reservations(board)
     line = Line(board, *turn_away(board, explain))
@@ -56,4 +59,6 @@ def plan_pool(facts: PoolFacts, now: int, explain: bool, turns: dict[int, Turn] 
         elif not cycle.make_room(queued):
             waiting.refuse(queued)
             line.got_nothing(queued, cycle.who_else_gets_nothing(queued))
+        if queued.id == until:
+            break
     return board

@@ -17,6 +17,7 @@ from scheduler.core.board import EVICTION_COST_SECONDS, NEVER, Board, Ints, Mask
 from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
 from scheduler.core.occupancy import EVICTIONS, PREEMPTIBLE, SAVED, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
+from scheduler.core.wishes import apart, wished_for
 
 GRAIN = 60  # reservations begin and end on whole minutes
 HORIZON = 14 * 86_400
@@ -199,8 +200,13 @@ def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) ->
     taken = (place_on_host < ask.units) & suitable[hosts]
     host_cost = np.bincount(hosts[taken], weights=cost[units[taken]], minlength=len(board.hosts))
     candidates = np.flatnonzero(suitable)
-    best = candidates[np.lexsort((candidates, counts[candidates], host_cost[candidates]))[: ask.hosts]]
-    return [int(u) for u in units[taken & np.isin(hosts, best)]]
+    tightest = candidates[np.lexsort((candidates, counts[candidates]))]
+    ranks = wished_for(board.ground, ask, tightest, counts[tightest], np.arange(len(tightest)))
+    by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
+    if ask.spread:  # of hosts that cost the same; nobody goes for a wish
+        spread = apart(board.ground, by_cost)
+        by_cost = spread[np.argsort(host_cost[spread], kind="stable")]
+    return [int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])]]
 
 
 def _cheapest_groups(board: Board, ask: Ask, units: Ints, cost: Ints) -> Ints:
@@ -394,6 +400,17 @@ def first_windows(
         if not _judge(promises, ask, team, at, at + length, may_exceed_guarantee)[0]:
             found.append(Window(at, at + length))
     return tuple(found)
+
+
+def free_windows(
+    snapshot: Snapshot, ask: Ask, team: int, pool: int, length: int, now: int, earliest: int, horizon: int
+) -> tuple[Window, ...]:
+    """The first windows of a length in which a reservation of ``ask`` would fit within the guarantees, from ``earliest`` to
+    ``now + horizon``; empty where there is none, and where it could never be had."""
+    board, impossible = _board_for(snapshot, ask, team, pool, now)
+    if board is None or impossible is not None:
+        return ()
+    return first_windows(Promises(board), ask, team, length, (max(now, earliest), now + horizon), False)
 
 
 def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON) -> WindowAnswer:

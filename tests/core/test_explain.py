@@ -16,6 +16,7 @@ from scheduler.core.explain import (
     drain_effect,
     fairness_table,
     preview,
+    reservable,
     sooner,
     turns_of,
 )
@@ -41,6 +42,7 @@ from scheduler.core.model import Host as HostRow
 from scheduler.core.ordering import Part
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
+from scheduler.core.timeline import window_answer
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
@@ -121,6 +123,34 @@ def test_in_a_very_full_pool_fewer_ways_are_tried(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(explain, "WORK", 1)
     monkeypatch.setattr(explain, "LEAST_TRIED", 1)
     assert [way.ask for way in sooner(snapshot, 1, NOW)] == [Ask(4, models=("A100",))] and few > 1
+
+
+def test_a_plan_up_to_a_turn_says_the_same_as_a_whole_one() -> None:
+    others = tuple(waits(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30))
+    snapshot = two_models(queued=others, quotas=(*two_models().quotas, Quota(2, 1, "A100", 2 * GPU)))
+    planned = plan(snapshot, NOW)
+    whole = {answer.workload: answer for answer in (*planned.placements, *planned.refusals)}
+    for queued in others:
+        what_if = explain.WhatIf(snapshot, snapshot.pools[0], NOW, queued.team)
+        assert what_if.answer(queued) == whole[queued.id]
+        best = what_if.start(what_if.at_best(queued))
+        start = what_if.start(whole[queued.id])
+        assert start is None or (best is not None and best <= start)
+
+
+def test_another_time_is_a_window_that_a_reservation_gets() -> None:
+    """Of eight H100 six are in use for five hours, and two are reserved until the end of the seventh."""
+    taken = Reservation(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (16, 17))
+    snapshot = two_models(queued=(waits(1, Ask(8, models=("H100",))),), reservations=(taken,))
+    soonest = NOW - NOW % 60 + 600
+    found = reservable(snapshot, snapshot.queued[0], NOW, 2 * HOUR, soonest, 24 * HOUR)
+    assert found and found[0].start >= NOW + 7 * HOUR and found[0].start - NOW - 7 * HOUR < 60
+    for window in found:
+        assert window_answer(snapshot, snapshot.queued[0].ask, 1, 1, 1, window.start, window.end, NOW).fits
+    free = reservable(two_models(queued=(waits(1, Ask(2, models=("H100",))),)), waits(1, Ask(2)), NOW, HOUR, soonest, HOUR)
+    assert free[0].start - soonest < 60, "not sooner than it can be asked for"
+    assert reservable(snapshot, waits(2, Ask(9, models=("H100",))), NOW, HOUR, soonest, 24 * HOUR) == ()
+    assert reservable(snapshot, waits(2, Ask(1, models=("A100",)), team=2), NOW, HOUR, soonest, 24 * HOUR) == (), "no quota"
 
 
 def deciding(mine: Queued, theirs: Queued, **rows: Any) -> Part:

@@ -75,6 +75,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/why/{other}/"): ({}, (400, 400, 400, 404, 404, 400, 404, 400)),  # it does not wait
     ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
+    ("GET", "workloads/{id}/windows/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
     ("POST", "workloads/{id}/cancel/"): ({}, CHANGE),
     ("POST", "workloads/{id}/extend/"): ({"seconds": 60}, CHANGE),

@@ -1,0 +1,144 @@
+"""Another time: windows in which what waits could be reserved, offered on the page, by the API and the command line."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.urls import reverse
+from django.utils.dateparse import parse_datetime
+from rest_framework.test import APIClient
+
+from portal.models import Submission
+from portal.services import people, reservations
+from scheduler import engine
+from scheduler.models import Pool, Reservation, Workload
+from tests.portal.web.work_samples import signed_in
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+def waiting(world: World, **also: Any) -> Workload:
+    """A job of four GPUs that waits behind work of its own team, which may not be evicted for eight hours."""
+    job(world, world.vision, 8, world.now, name="runs", preemptible=False)
+    engine.cycle("test", world.now)
+    given = {"preemptible": False, "max_runtime_seconds": 2 * 3600, **also}
+    made = job(world, world.vision, 4, world.now + MINUTE, name="mine", **given)
+    engine.cycle("test", world.now + MINUTE)
+    made.refresh_from_db()
+    assert made.state == "queued", made.reason_code
+    return made
+
+
+def api(world: World, now: datetime) -> APIClient:
+    _, text = people.create_token(actor=world.vision.member, name="test", now=now)
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    return client
+
+
+def test_the_api_offers_windows_and_each_of_them_is_had(world: World) -> None:
+    mine, now = waiting(world), world.now + 2 * MINUTE
+    with time_machine.travel(now, tick=False):
+        client = api(world, now)
+        offered = client.get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+        assert offered and "confirmed at once" in offered[0]["words"]
+        for each in offered:
+            start, end = parse_datetime(each["start"]), parse_datetime(each["end"])
+            assert start is not None and end is not None and end - start == 2 * HOUR and start >= now + 5 * MINUTE
+            made = client.post("/api/v1/reservations/", each["request"], format="json")
+            assert made.status_code == 201, made.content
+            row = Reservation.objects.get(public_id=made.json()["reservation"]["id"])
+            assert (row.start, row.end, row.units, row.models_wanted) == (start, end, mine.units, mine.models_wanted)
+            row.delete()
+
+
+def test_the_page_offers_them_with_the_form_filled_in(world: World) -> None:
+    mine, now = waiting(world), world.now + 2 * MINUTE
+    client = signed_in(world.vision.member)
+    with time_machine.travel(now, tick=False):
+        page = client.get(reverse("why", args=[mine.public_id]))
+        offered = page.context["detail"]["windows"]
+        assert offered and "Another time, reserved" in page.content.decode()
+        assert "charged whether used or not" in page.context["detail"]["window_needs"]
+        form = client.get(offered[0]["url"]).context["form"]
+        preview = client.get(offered[0]["url"]).context["preview"]
+    assert form.kind_chosen == "reservation" and preview["fits"]
+    assert (form.initial["count"], int(form.initial["length"])) == (str(mine.units), 2)
+
+
+def test_what_is_above_the_pools_threshold_says_who_has_to_agree(world: World) -> None:
+    mine, now = waiting(world), world.now + 2 * MINUTE
+    Pool.objects.update(approval_above_gpus=1)
+    with time_machine.travel(now, tick=False):
+        page = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id]))
+        offered = api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+    assert "an operator has to agree" in page.context["detail"]["window_needs"]
+    assert offered[0]["needs_approval"] and "approval" in offered[0]["words"]
+
+
+def test_none_are_offered_where_none_could_be_had(world: World) -> None:
+    mine, now = waiting(world, max_runtime_seconds=6 * 3600), world.now + 2 * MINUTE
+    Pool.objects.update(longest_reservation_seconds=5 * 3600)
+    with time_machine.travel(now, tick=False):
+        assert api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json() == []
+    Pool.objects.update(longest_reservation_seconds=14 * 86_400)
+    with time_machine.travel(now, tick=False):
+        assert api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json() != []
+        operator = signed_in(world.operator).get(reverse("why", args=[mine.public_id]))
+    assert operator.context["detail"]["windows"] == [], "not for who may not reserve for the project"
+
+
+def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) -> None:
+    start = world.now + HOUR
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "placed", "units": 1,
+        "hosts": 2, "models": [H100], "start": start, "end": start + HOUR, "now": world.now,
+        "labels_required": {}, "labels_preferred": {"rack": "r9"}, "spread": True, "nvlink": True,
+    }  # fmt: skip
+    made = reservations.request_reservation(**given)
+    assert isinstance(made, Reservation)
+    assert (made.labels_preferred, made.spread, made.nvlink) == ({"rack": "r9"}, True, True)
+    page = signed_in(world.vision.member).get(reverse("reservation", args=[made.public_id])).content.decode()
+    assert "rack=r9, spread over hosts" in page
+    Pool.objects.update(approval_above_gpus=0)
+    given["pool"].refresh_from_db()
+    asked = reservations.request_reservation(**{**given, "start": start + 2 * HOUR, "end": start + 3 * HOUR})
+    assert isinstance(asked, Submission) and asked.payload["spread"] and asked.payload["labels_preferred"] == {"rack": "r9"}
+
+
+def test_the_form_and_the_api_take_labels_for_a_reservation(world: World) -> None:
+    data = {
+        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
+        "start": f"{world.now + HOUR:%Y-%m-%dT%H:%M}", "length": "2", "length_unit": "hours", "name": "labelled",
+        "labels": "site=nowhere", "prefer": "rack=r1", "spread": "on", "hosts": "1",
+    }  # fmt: skip
+    client = signed_in(world.vision.member)
+    with time_machine.travel(world.now, tick=False):
+        refused = client.post(reverse("ask"), data)
+        assert refused.status_code == 400 and not Reservation.objects.filter(name="labelled").exists()
+        assert client.post(reverse("ask"), data | {"labels": ""}).status_code == 302
+        preview = client.post(reverse("ask-preview"), data | {"labels": ""}).context["preview"]
+        bad = client.post(reverse("ask"), data | {"labels": "nonsense"}).context["form"]
+    row = Reservation.objects.get(name="labelled")
+    assert (row.labels_required, row.labels_preferred, row.spread) == ({}, {"rack": "r1"}, True)
+    assert "--prefer rack=r1 --spread" in preview["same"].cli
+    assert bad.errors["labels"]
+
+
+def test_a_refusal_names_times_in_the_persons_own_zone(world: World) -> None:
+    member = world.vision.member
+    member.time_zone = "Asia/Tokyo"
+    member.save(update_fields=["time_zone"])
+    data = {
+        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
+        "start": "2026-03-01T09:00", "length": "2", "length_unit": "hours", "name": "late", "hosts": "1",
+    }  # fmt: skip
+    with time_machine.travel(world.now, tick=False):
+        page = signed_in(member).post(reverse("ask"), data)
+    assert page.status_code == 400 and "2026-03-01 09:00 JST" in page.content.decode()
