@@ -20,14 +20,18 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from agent import AGENT_VERSION
+from agent.addresses import towards
+from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome
 from agent.daemon import Agent, Options
 from agent.launchers import choose
 from agent.meter import Hardware, Meter
+from agent.network import MODES, open_network
 from agent.nvml_meter import NoAnswer, NvmlMeter
 from agent.runs import Runs
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant
 from agent.state import State, StateError
+from agent.tenants import HIGHEST, LOWEST, Range
 
 WRONG = 2
 FAILED = 1
@@ -79,9 +83,25 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--launcher", choices=("auto", "bubblewrap", "plain"), default="auto")
     run.add_argument(
         "--network",
-        choices=("private", "host"),
+        choices=MODES,
         default="private",
-        help="private: a workload reaches only itself; host: the host's network, and so the internet and other workloads' ports",
+        help="private: a workload reaches only itself; internet: it may go out, and nobody in; host: the host's network, for gangs",
+    )
+    run.add_argument(
+        "--team-users",
+        type=_users,
+        default=Range(),
+        metavar="70000-99999",
+        help="where the agent is root: the user numbers that teams may have, or none",
+    )
+    run.add_argument(
+        "--most-processes", type=_whole(16, 999_999), default=MOST_PROCESSES, help="of one workload, 16 to 999999"
+    )
+    run.add_argument(
+        "--address",
+        type=_address,
+        default=None,
+        help="where workloads of other hosts reach those of this one; default: the address on the way to the edge",
     )
     run.add_argument("--sample-seconds", type=_seconds, default=5.0, help="0.1 to 3600")
     run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
@@ -147,6 +167,21 @@ def _host(value: str) -> str:
     return value
 
 
+def _address(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", value):
+        raise argparse.ArgumentTypeError(f"{value[:80]!r} is not an IP address or a host name")
+    return value
+
+
+def _users(value: str) -> Range | None:
+    if value == "none":
+        return None
+    found = re.fullmatch(r"(\d{1,10})-(\d{1,10})", value, re.ASCII)
+    if not found or not LOWEST <= int(found[1]) <= int(found[2]) <= HIGHEST:
+        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not none or a range like 70000-99999 from {LOWEST} to {HIGHEST}")
+    return Range(int(found[1]), int(found[2]))
+
+
 def _seconds(value: str) -> float:
     try:
         number = float(value)
@@ -185,14 +220,24 @@ def _run(options: argparse.Namespace) -> int:
 
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
     state.lay_out_tools()
-    launcher, notes = choose(options.launcher, state.folder / "probe", options.network)
+    numbers = options.team_users if os.geteuid() == 0 else None
+    chosen = choose(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)
+    launcher = chosen.launcher
+    numbers = numbers if chosen.users else None
+    network = open_network(options.network, state.folder, numbers)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
     hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"
     homes.mkdir(parents=True, exist_ok=True, mode=0o700)
     locks_folder = options.locks or (state.folder / "locks" if meter.simulated else _machine_locks())
-    runs = Runs(state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose)
-    notes = [*notes, *runs.cgroups.notes]
+    reachable = network.mode == "host" or (launcher.name == "plain" and network.mode == "private")
+    address = (options.address or towards(options.edge)) if reachable else ""
+    runs = Runs(
+        state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose, address=address,
+        numbers=numbers, cgroups=Cgroups(most_processes=options.most_processes), network=network,
+    )  # fmt: skip
+    network.watch()
+    notes = [*chosen.notes, *network.notes, *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()

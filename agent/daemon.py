@@ -85,7 +85,9 @@ class Agent:
         self.meter = meter
         self.changed = True  # the server should hear of something
         self.poll_seconds = 5.0
-        self._inventory = _inventory(hardware, launcher, meter, notes, volumes.environment(runs.exposed))
+        self._inventory = _inventory(
+            hardware, launcher, meter, notes, volumes.environment(runs.exposed), runs
+        )
         self._homes_due: HomesSeen | None = None  # measured and not yet said
         self._home_is_new = asyncio.Event()
         self._spool = Spool(state.folder / "spool")
@@ -333,6 +335,7 @@ class Agent:
         if self._desired is None:
             return
         async with self._busy:
+            before = self.runs.seen()
             actions = plan(
                 self._desired,
                 [run.held() for run in self.runs.runs.values()],
@@ -343,7 +346,8 @@ class Agent:
             for action in actions:
                 with _disk_trouble_survived(str(action)[:80]):
                     await self._do(action)
-        if actions:
+        # A start that waits as it did before is no news: said each time, it would be answered and said again.
+        if any(not isinstance(action, Start) for action in actions) or self.runs.seen() != before:
             self._note_change()
 
     async def _do(self, action: object) -> None:
@@ -376,7 +380,7 @@ class Agent:
             await asyncio.sleep(LOOK_SECONDS)
             if self.runs.look():
                 self._note_change()
-            if self.runs.waiting or self._something_to_forget():
+            if self.runs.waits_for_units or self._something_to_forget():
                 await self._reconcile()
 
     def _something_to_forget(self) -> bool:
@@ -509,7 +513,12 @@ def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
 
 
 def _inventory(
-    hardware: Hardware, launcher: Launcher, meter: Meter, notes: list[str], environment: EnvironmentSeen
+    hardware: Hardware,
+    launcher: Launcher,
+    meter: Meter,
+    notes: list[str],
+    environment: EnvironmentSeen,
+    runs: Runs,
 ) -> Inventory:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(
@@ -521,4 +530,9 @@ def _inventory(
         driver_version=hardware.driver_version,
         notes=[*notes, *hardware.notes],
         environment=environment,
+        address=runs.address,
+        users_per_team=runs.tenants.numbers is not None,
+        limits=runs.cgroups.limited,
+        cgroups=runs.cgroups.layout,
+        network=runs.network.mode,
     )

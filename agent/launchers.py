@@ -1,8 +1,11 @@
-"""How a workload's process tree is closed in. Behind one seam: ``Launcher.argv(Box)`` gives the command the shim starts.
+"""How a workload's process tree is closed in. Behind one seam: a ``Launcher`` makes of a ``Box`` what the shim does and starts.
 
 bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested
 user namespaces; of the file system only the system, the interpreter, the owner's home and the run's own folders.
 plain: no isolation at all. For a laptop; said loudly in the host's inventory.
+
+Where the agent is root both start workloads as the team's own user. The folders of a run lie below the agent's, which nobody else
+may enter, so the shim first shows them to that user at ``STAGE``, in a mount name space of the run's own.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from agent import shim
 
 PROBE_SECONDS = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -26,6 +31,7 @@ ETC = (
 )  # fmt: skip
 NVIDIA_SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 INSIDE = Path("/run/gpupool")
+STAGE = Path("/run/gpupool")  # an empty folder of the host, over which each run mounts its own
 SANDBOX_ID = 1000
 
 
@@ -43,6 +49,8 @@ class Box:
     tools: Path
     devices: list[str] = field(default_factory=list)  # nodes of the held GPUs
     exposed: list[Path] = field(default_factory=list)  # further paths, read-only, chosen by the operator
+    user: int | None = None  # the host's user (and group) it runs as; None: the agent's own
+    memory_mib: int = 0  # what it may use; 0: no limit
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,28 @@ class View:
     tools: Path
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What the shim does to start a run, in this order: show ``stage``, become ``user``, go to ``cwd``, start ``argv``."""
+
+    argv: list[str]
+    cwd: str
+    stage: list[tuple[str, str]] = field(default_factory=list)  # (path of the host, where the run's user finds it)
+    user: int | None = None
+
+
 class Launcher(Protocol):
-    """One way to start workloads."""
+    """One way to start workloads. A further one (podman with CDI, say) has to promise this:
+
+    - ``prepare`` and ``launch`` start nothing and don't wait; what they write lies in ``box.inbox``, which the workload only reads.
+    - The argv that ``launch`` gives stays in the foreground until the workload's last process has ended, and ends with its exit
+      code (128 + N for signal N). All of the workload's processes are its descendants, so that the shim can count, signal and
+      end them, or, where a service starts them elsewhere, members of the control groups that the shim was told of.
+    - It passes on the open descriptors it inherits (the GPU locks), standard output and error, and the environment it is given.
+    - TERM to the workload's own processes reaches them; KILL to the argv's process ends everything below it.
+    - Of GPU device nodes the workload sees ``box.devices`` and no other; of files what ``Box`` names, at the paths of ``view``.
+    - With ``box.user`` nothing of the workload runs as another user of the host, and it can't become one.
+    """
 
     name: str
 
@@ -68,12 +96,12 @@ class Launcher(Protocol):
     def view(self, box: Box) -> View:
         """Where the workload finds its folders."""
 
-    def argv(self, box: Box) -> list[str]:
-        """The command that starts ``box.command`` in its sandbox."""
+    def launch(self, box: Box) -> Launch:
+        """How to start ``box.command``."""
 
 
 class Plain:
-    """No isolation."""
+    """No isolation but, where the agent is root, the team's own user."""
 
     name = "plain"
 
@@ -81,10 +109,19 @@ class Plain:
         return
 
     def view(self, box: Box) -> View:
-        return View(box.home, box.checkpoint, box.inbox, box.outbox, box.tmp, box.tools)
+        if box.user is None:
+            return View(box.home, box.checkpoint, box.inbox, box.outbox, box.tmp, box.tools)
+        return View(STAGE / "home", STAGE / "checkpoint", STAGE / "in", STAGE / "out", STAGE / "tmp", STAGE / "tools")
 
-    def argv(self, box: Box) -> list[str]:
-        return box.command
+    def launch(self, box: Box) -> Launch:
+        view = self.view(box)
+        if box.user is None:
+            return Launch(box.command, str(box.home))
+        pairs = (
+            (getattr(box, name), getattr(view, name))
+            for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")
+        )
+        return Launch(box.command, str(view.home), [(str(here), str(there)) for here, there in pairs], box.user)
 
 
 class Bubblewrap:
@@ -95,12 +132,14 @@ class Bubblewrap:
     def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
         self.nested = nested  # whether user namespaces can be made inside, as bwrap before 0.8 leaves it
-        self.network = network  # private: nothing but a loopback of its own; host: the host's
+        self.network = network  # private: nothing but a loopback of its own; else what it is started in
 
     def prepare(self, box: Box) -> None:
         """The sandbox's only user has the owner's name."""
         (box.inbox / "passwd").write_text(f"{box.owner}:x:{SANDBOX_ID}:{SANDBOX_ID}::/home/{box.owner}:/bin/bash\n")
         (box.inbox / "group").write_text(f"{box.owner}:x:{SANDBOX_ID}:\n")
+        for name in ("passwd", "group"):
+            (box.inbox / name).chmod(0o644)
 
     def view(self, box: Box) -> View:
         return View(
@@ -112,29 +151,49 @@ class Bubblewrap:
             tools=INSIDE / "tools",
         )
 
-    def argv(self, box: Box) -> list[str]:
-        view = self.view(box)
-        return [
+    def launch(self, box: Box) -> Launch:
+        view, stage = self.view(box), _Stage(box.user)
+        argv = [
             self.program,
             *_namespaces(self.nested, self.network),
             *_system(),
-            *("--bind", str(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
-            *_interpreter(),  # after /tmp, below which it may lie
+            *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
+            *_interpreter(stage),  # after /tmp, below which it may lie
             *("--proc", "/proc", "--dev", "/dev"),
-            *_gpu_nodes(box.devices),
-            *(argument for path in box.exposed for argument in ("--ro-bind-try", str(path), str(path))),
-            *("--bind", str(box.home), str(view.home)),
-            *("--ro-bind", str(box.tools / "bin"), str(view.tools / "bin")),
-            *("--ro-bind", str(box.tools / "python"), str(view.tools / "python")),
-            *("--ro-bind", str(box.tools / "notebook"), str(view.tools / "notebook")),
-            *("--ro-bind", str(box.inbox), str(view.inbox)),
-            *("--ro-bind-try", str(box.inbox / "passwd"), "/etc/passwd"),
-            *("--ro-bind-try", str(box.inbox / "group"), "/etc/group"),
-            *("--bind", str(box.outbox), str(view.outbox)),
-            *("--bind", str(box.checkpoint), str(view.checkpoint)),
+            *(argument for node in gpu_nodes(box.devices) for argument in ("--dev-bind-try", node, node)),
+            *_shared_memory(box.memory_mib),
+            *(argument for path in box.exposed for argument in ("--ro-bind-try", stage.at(path), str(path))),
+            *("--bind", stage.at(box.home), str(view.home)),
+            *("--ro-bind", stage.at(box.tools / "bin"), str(view.tools / "bin")),
+            *("--ro-bind", stage.at(box.tools / "python"), str(view.tools / "python")),
+            *("--ro-bind", stage.at(box.tools / "notebook"), str(view.tools / "notebook")),
+            *("--ro-bind", stage.at(box.inbox), str(view.inbox)),
+            *("--ro-bind-try", f"{stage.at(box.inbox)}/passwd", "/etc/passwd"),
+            *("--ro-bind-try", f"{stage.at(box.inbox)}/group", "/etc/group"),
+            *("--bind", stage.at(box.outbox), str(view.outbox)),
+            *("--bind", stage.at(box.checkpoint), str(view.checkpoint)),
             *("--remount-ro", "/", "--chdir", str(view.home)),
             *("--", *box.command),
         ]
+        return Launch(argv, "/", stage.mounts, box.user)
+
+
+class _Stage:
+    """Where a path of the host is for the user who starts the sandbox: there, or shown at the stage where that user can't go."""
+
+    def __init__(self, user: int | None) -> None:
+        self.user = user
+        self.mounts: list[tuple[str, str]] = []
+
+    def at(self, path: Path | str) -> str:
+        here = str(path)
+        if self.user is None:
+            return here
+        known = dict(self.mounts)
+        if here not in known:
+            known[here] = str(STAGE / str(len(known)))
+            self.mounts.append((here, known[here]))
+        return known[here]
 
 
 def _namespaces(nested: bool, network: str) -> list[str]:
@@ -159,75 +218,115 @@ def _system() -> list[str]:
     return arguments
 
 
-def _interpreter() -> list[str]:
+def _interpreter(stage: _Stage) -> list[str]:
     """The Python that notebooks use, where it is not part of the system."""
     folders = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
     folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
     outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
-    return [argument for path in outside for argument in ("--ro-bind", path, path)]
+    return [argument for path in outside for argument in ("--ro-bind", stage.at(path), path)]
 
 
-def _gpu_nodes(devices: list[str]) -> list[str]:
-    if not devices:
-        return []
-    return [argument for node in (*NVIDIA_SHARED, *devices) for argument in ("--dev-bind-try", node, node)]
+def _shared_memory(memory_mib: int) -> list[str]:
+    """/dev/shm of a size, and nothing else to write in /dev: both are memory, of the host where no limit holds the workload."""
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    size = min(memory_mib << 20, half) if memory_mib else half
+    return ["--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
 
 
-def choose(wanted: str, probe: Path, network: str = "private") -> tuple[Launcher, list[str]]:
-    """The launcher for this host and notes about what it lacks. ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder.
-    ``network``: private or host.
+def gpu_nodes(devices: list[str]) -> list[str]:
+    """Every device node that the holder of these needs: theirs, and those that all GPUs share; none for who holds none."""
+    return [*NVIDIA_SHARED, *devices] if devices else []
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What this host can do. ``users``: whether workloads run as a user of their team; ``notes`` says what is lacking."""
+
+    launcher: Launcher
+    users: bool
+    notes: list[str]
+
+
+def choose(wanted: str, probe: Path, network: str = "private", user: int | None = None) -> Chosen:
+    """The launcher for this host, by trying. ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``:
+    private for a loopback of its own, else that of whoever starts it. ``user``: one that teams may have; None: no user per team.
 
     Raises RuntimeError when bubblewrap is demanded and does not run here.
     """
+    if user is not None:
+        STAGE.mkdir(exist_ok=True, mode=0o755)
     if wanted == "plain":
-        return Plain(), ["No isolation: workloads run as plain processes, because this agent was started so."]
+        return _plain("No isolation: workloads run as plain processes, because this agent was started so.", probe, user)
     program = shutil.which("bwrap")
     if program is None:
-        return _without(wanted, "bwrap is not installed")
+        return _without(wanted, "bwrap is not installed", probe, user)
     first_problem = ""
-    for launcher in _from_the_tightest(program, network):
-        problem = _trouble(launcher, probe)
+    for launcher, with_user in _from_the_tightest(program, network, user):
+        problem = _trouble(launcher, probe, with_user)
         if not problem:
-            return launcher, _lacks(launcher, network, first_problem)
+            return Chosen(launcher, with_user is not None, _lacks(launcher, network, user, with_user, first_problem))
         first_problem = first_problem or problem
-    return _without(wanted, first_problem)
+    return _without(wanted, first_problem, probe, user)
 
 
-def _from_the_tightest(program: str, network: str) -> list[Bubblewrap]:
+def _from_the_tightest(program: str, network: str, user: int | None) -> list[tuple[Bubblewrap, int | None]]:
     """Every way to use bubblewrap that is as tight as ``network`` allows, and then what is left where those don't run."""
     networks = ("private", "host") if network == "private" else ("host",)
-    return [Bubblewrap(program, nested=nested, network=own) for own in networks for nested in (False, True)]
+    users = (None,) if user is None else (user, None)
+    return [
+        (Bubblewrap(program, nested=nested, network=own), each)
+        for own in networks
+        for each in users
+        for nested in (False, True)
+    ]
 
 
-def _lacks(launcher: Bubblewrap, network: str, problem: str) -> list[str]:
+def _lacks(launcher: Bubblewrap, network: str, user: int | None, with_user: int | None, problem: str) -> list[str]:
     """What this sandbox does not keep apart. ``problem``: why the tightest one does not run here, or ''."""
-    notes = ["Every workload runs as the same user of the host: there is no user id per team."]
+    notes = _lacks_users(user, "" if with_user is not None else problem)
     if launcher.nested:
         notes.append(f"Workloads can make user namespaces of their own inside the sandbox: {problem}.")
-    if launcher.network == "host":
-        why = "as this agent was started" if network == "host" else problem
-        notes.append(
-            f"Workloads use the host's network: they reach the internet and whatever listens on the host, other workloads "
-            f"included ({why})."
-        )
+    if launcher.network == "host" and network == "private":
+        notes.append(_open_network(problem))
     return notes
 
 
-def _without(wanted: str, problem: str) -> tuple[Launcher, list[str]]:
+def _open_network(why: str) -> str:
+    return (
+        f"Workloads use the host's network: they reach the internet and whatever listens on the host, other workloads "
+        f"included ({why})."
+    )
+
+
+def _lacks_users(user: int | None, problem: str) -> list[str]:
+    if user is None:
+        return ["Every workload runs as the same user of the host: there is no user id per team."]
+    if problem:
+        return [f"Every workload runs as the same user of the host: a user id per team does not work here ({problem})."]
+    return []
+
+
+def _without(wanted: str, problem: str, probe: Path, user: int | None) -> Chosen:
     if wanted == "bubblewrap":
         raise RuntimeError(f"--launcher: bubblewrap does not run here: {problem}")
-    return Plain(), [f"NO ISOLATION: bubblewrap does not run here ({problem}). Workloads run as plain processes."]
+    note = f"NO ISOLATION: bubblewrap does not run here ({problem}). Workloads run as plain processes."
+    return _plain(note, probe, user)
 
 
-def _trouble(launcher: Bubblewrap, folder: Path) -> str:
-    """Why a sandbox can't be made here; '' when one was made."""
+def _plain(note: str, probe: Path, user: int | None) -> Chosen:
+    problem = "" if user is None else _trouble(Plain(), probe, user)
+    return Chosen(Plain(), user is not None and not problem, [note, *_lacks_users(user, problem)])
+
+
+def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
+    """Why a workload can't be started so here, as ``user`` and with the interpreter of notebooks; '' when one was."""
     folders = {name: folder / name for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")}
     for path in folders.values():
         path.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "python", "notebook"):
         (folders["tools"] / name).mkdir(exist_ok=True)
     box = Box(
-        command=["/bin/sh", "-c", "echo works"],
+        command=[sys.executable, "-I", "-S", "-c", "print('works')"],
         owner="probe",
         home=folders["home"],
         checkpoint=folders["checkpoint"],
@@ -235,11 +334,39 @@ def _trouble(launcher: Bubblewrap, folder: Path) -> str:
         outbox=folders["outbox"],
         tmp=folders["tmp"],
         tools=folders["tools"],
+        user=user,
     )
+    launch = launcher.launch(box)
+    spec = entering(launcher, launch)
     try:
-        done = subprocess.run(launcher.argv(box), capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        if user is not None:
+            for name in ("home", "checkpoint", "outbox", "tmp"):
+                os.chown(folders[name], user, user)
+        done = subprocess.run(
+            launch.argv,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: shim.enter(spec),
+        )
+    except subprocess.SubprocessError as error:  # what went wrong between fork and exec comes without its reason
+        return str(error)
+    except OSError as error:
         return str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return "" if done.stdout == "works\n" else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    return (
+        "" if done.stdout == "works\n" else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    )
+
+
+def entering(launcher: Launcher, launch: Launch) -> dict[str, Any]:
+    """What of a run's spec the shim needs to enter the sandbox (``shim.enter``)."""
+    return {
+        "launcher": launcher.name,
+        "user": launch.user,
+        "stage": [list(pair) for pair in launch.stage],
+        "stage_at": str(STAGE),
+    }

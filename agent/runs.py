@@ -23,15 +23,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent import locks, processes
+from agent import gangs, locks, processes, tenants
+from agent.addresses import interface_of
 from agent.background import Background
-from agent.cgroups import Cgroups
-from agent.launchers import Box, Launcher, View
+from agent.cgroups import Cgroups, Limits
+from agent.launchers import Box, Launcher, View, entering, gpu_nodes
 from agent.locks import Claim
 from agent.meter import Hardware
+from agent.network import Network
 from agent.protocol import RunSeen, RunWanted
 from agent.reconcile import Held, Stop
 from agent.state import State, boot_id, read_json, write_json, write_text
+from agent.trees import Trash
 
 log = logging.getLogger("agent.runs")
 
@@ -113,11 +116,12 @@ class Run:
 
 @dataclass
 class Waiting:
-    """A start that has to wait until the last holder of its units is gone."""
+    """A start that has to wait until the last holder of its units is gone, or until its whole gang may begin."""
 
     wanted: RunWanted
     since: float
     step: str
+    prepared: bool = False  # only the gang is waited for
 
 
 class Runs:
@@ -132,6 +136,10 @@ class Runs:
         homes: Path,
         locks_folder: Path,
         exposed: list[Path],
+        address: str = "",
+        numbers: tenants.Range | None = None,
+        cgroups: Cgroups | None = None,
+        network: Network | None = None,
     ) -> None:
         self.state = state
         self.launcher = launcher
@@ -139,12 +147,21 @@ class Runs:
         self.homes = homes
         self.locks_folder = locks_folder
         self.exposed = exposed
-        self.cgroups = Cgroups()
+        self.address = address  # where workloads of other hosts reach those of this one; '' nowhere, or unknown
+        self.cgroups = cgroups or Cgroups()
+        self.tenants = tenants.Tenants(homes, numbers)
+        self.network = network or Network("private", "")
+        self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
         self._claims = {
             unit.uuid: Claim(gpu.uuid, unit.first_slot, unit.slots) for gpu in hardware.gpus for unit in gpu.units
         }
+
+    @property
+    def waits_for_units(self) -> bool:
+        """Is there a start that may go on as soon as somebody here is gone? What waits for its gang hears from the server."""
+        return any(not entry.prepared for entry in self.waiting.values())
 
     @property
     def known_units(self) -> frozenset[str]:
@@ -228,15 +245,17 @@ class Runs:
         self._note_end(run, ended)
 
     def _kill_rest(self, run: Run) -> bool:
-        """KILL every process that still carries the run's mark; whether there was one."""
+        """KILL every process that is in the run's control groups or still carries its mark (which a process may take off);
+        whether there was one."""
         mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
+        grouped = self.cgroups.members(run.about["mark"])
         found = False
         for pid in processes.scan():
             try:
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:
-                continue  # not ours to read, so not ours to end
-            if mark in environment:
+                environment = []  # not ours to read, so not ours to end
+            if mark in environment or pid in grouped:
                 found = True
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -249,8 +268,9 @@ class Runs:
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
         self.cgroups.remove(run.about["mark"])
+        self.network.leave(run.about["mark"])
         (run.folder / "in" / "secret").unlink(missing_ok=True)
-        shutil.rmtree(run.folder / "tmp", ignore_errors=True)
+        self.trash.throw(run.folder / "tmp")
         (run.folder / "spec.json").unlink(missing_ok=True)
 
     def _acknowledged_at(self, run: Run) -> float | None:
@@ -264,7 +284,13 @@ class Runs:
     def seen(self) -> list[RunSeen]:
         """Every run, and every start that waits."""
         waiting = [
-            RunSeen(run=name, generation=entry.wanted.generation, state="starting", step=entry.step)
+            RunSeen(
+                run=name,
+                generation=entry.wanted.generation,
+                state="starting",
+                step=entry.step,
+                prepared=entry.prepared,
+            )
             for name, entry in self.waiting.items()
         ]
         return [run.seen() for run in self.runs.values()] + waiting
@@ -285,33 +311,53 @@ class Runs:
         except locks.Busy as busy:
             now = boottime()
             entry = self.waiting.setdefault(wanted.run, Waiting(wanted, now, ""))
-            entry.step = f"waiting until {busy.claim.gpu} is free"
+            entry.step, entry.prepared = f"waiting until {busy.claim.gpu} is free", False
             if now - entry.since > LONGEST_WAIT_SECONDS:
                 self.refuse(wanted, "start_failed", str(busy))
+            return
+        if gangs.waits(wanted):
+            held.close()
+            self.waiting[wanted.run] = Waiting(wanted, boottime(), "waiting for the other hosts", prepared=True)
+            return
+        try:
+            place = self._place(wanted)
+        except tenants.Settling as settling:
+            held.close()
+            self.waiting[wanted.run] = Waiting(wanted, boottime(), str(settling))
+            return
+        except (tenants.NotAllowed, OSError) as error:
+            held.close()
+            self.refuse(wanted, "start_failed", f"could not be started: {error}")
             return
         self.waiting.pop(wanted.run, None)
         try:
             self.state.generations.use(wanted.generation, wanted.unit_uuids)
-            run = self._lay_out(wanted, lease_until)
-            await self._spawn(run, wanted, held)
+            run = self._lay_out(wanted, lease_until, place)
+            await self._spawn(run, wanted, held, place)
         except OSError as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
             self.refuse(wanted, "start_failed", f"could not be started: {error.strerror}")
         finally:
             held.close()
 
-    def _lay_out(self, wanted: RunWanted, lease_until: float) -> Run:
+    def _place(self, wanted: RunWanted) -> tenants.Place:
+        """Whose user the run starts as, its home and its checkpoint folder. Raises like ``Tenants.home``."""
+        user = self.tenants.user(wanted.team_id, wanted.team_user)
+        home = self.tenants.home(wanted.owner, user)
+        return tenants.Place(user, home, self.tenants.folder(self._checkpoint(wanted.workload), user))
+
+    def _lay_out(self, wanted: RunWanted, lease_until: float, place: tenants.Place) -> Run:
         folder = self.state.runs / wanted.run
         for name in ("in", "out", "tmp", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.homes / wanted.owner).mkdir(parents=True, exist_ok=True, mode=0o700)
-        checkpoint = self._checkpoint(wanted.workload)
-        checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (checkpoint / ACKNOWLEDGEMENT).unlink(missing_ok=True)  # an earlier attempt's word is not this one's
+        tenants.hand_over(folder, place.user)
+        (place.checkpoint / ACKNOWLEDGEMENT).unlink(missing_ok=True)  # an earlier attempt's word is not this one's
         run = Run(folder, _about(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
         _write_lease(folder, lease_until)
         if wanted.secret:
-            write_text(folder / "in" / "secret", wanted.secret)
+            write_text(folder / "in" / "secret", wanted.secret, tenants.READABLE)
+        if wanted.gang is not None:
+            write_text(folder / "in" / "hostfile", gangs.hostfile(wanted.gang), tenants.READABLE)
         write_json(folder / "run.json", run.about)
         self.runs[run.id] = run
         return run
@@ -320,11 +366,11 @@ class Runs:
         """Room on the disk of the state folder."""
         return shutil.disk_usage(self.state.folder).free
 
-    async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks) -> None:
+    async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks, place: tenants.Place) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            write_json(run.folder / "spec.json", {**self._spec(run, wanted), "alive_fd": alive})
+            write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "alive_fd": alive})
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
                 stdin=subprocess.DEVNULL,
@@ -338,36 +384,45 @@ class Runs:
         finally:
             os.close(alive)
 
-    def _spec(self, run: Run, wanted: RunWanted) -> dict[str, Any]:
-        box = self._box(run, wanted)
+    def _spec(self, run: Run, wanted: RunWanted, place: tenants.Place) -> dict[str, Any]:
+        box = self._box(run, wanted, place)
         self.launcher.prepare(box)
         view = self.launcher.view(box)
+        launch = self.launcher.launch(box)
+        nodes = gpu_nodes(box.devices)
+        limits = Limits(wanted.cpu_milli, wanted.memory_mib, self.cgroups.most_processes, nodes)
+        groups = self.cgroups.make(run.about["mark"], limits)
+        self.network.admit(box.user)
         return {
-            "argv": self.launcher.argv(box),
-            "env": _environment(wanted, view, run.about["mark"]),
-            "cwd": str(box.home) if self.launcher.name == "plain" else "/",
-            "launcher": self.launcher.name,
+            **entering(self.launcher, launch),
+            "network": self.network.enter(run.about["mark"]),
+            "argv": launch.argv,
+            "cwd": launch.cwd,
+            "cgroup_procs": groups.procs,
+            "memory_events": groups.memory_events,
+            "env": _environment(
+                wanted, view, run.about["mark"], gangs.usual(wanted, self.hardware, interface_of(self.address))
+            ),
             "checkpoint_dir": str(box.checkpoint),
             "signal_notice": wanted.kind == "job",
             "grace_seconds": max(0.0, wanted.grace_seconds),
             "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-            "cgroup_procs": self.cgroups.make(
-                run.about["mark"], cpu_milli=wanted.cpu_milli, memory_mib=wanted.memory_mib
-            ),
         }
 
-    def _box(self, run: Run, wanted: RunWanted) -> Box:
+    def _box(self, run: Run, wanted: RunWanted, place: tenants.Place) -> Box:
         box = Box(
             command=[],
             owner=wanted.owner,
-            home=(self.homes / wanted.owner).resolve(),
-            checkpoint=self._checkpoint(wanted.workload),
+            home=place.home,
+            checkpoint=place.checkpoint,
             inbox=run.folder / "in",
             outbox=run.folder / "out",
             tmp=run.folder / "tmp",
             tools=self.state.tools,
             devices=sorted({node for unit in wanted.unit_uuids for node in self.hardware.devices.get(unit, [])}),
             exposed=self.exposed,
+            user=place.user,
+            memory_mib=wanted.memory_mib,
         )
         view = self.launcher.view(box)
         if wanted.kind == "notebook":
@@ -424,7 +479,7 @@ class Runs:
     def forget(self, run_id: str) -> None:
         """The server knows its end."""
         run = self.runs.pop(run_id)
-        shutil.rmtree(run.folder, ignore_errors=True)
+        self.trash.throw(run.folder)
 
     def renew(self, named: set[str], until: float) -> None:
         """Give the named runs' shims a lease up to ``until`` (CLOCK_BOOTTIME)."""
@@ -494,7 +549,7 @@ def _about(wanted: RunWanted) -> dict[str, Any]:
     }
 
 
-def _environment(wanted: RunWanted, view: View, mark: str) -> dict[str, str]:
+def _environment(wanted: RunWanted, view: View, mark: str, usual: dict[str, str]) -> dict[str, str]:
     """The workload's whole environment: nothing of the agent's own, and the contract last, so that nobody overrides it."""
     programs = os.path.dirname(sys.executable)
     asked = wanted.environment
@@ -503,6 +558,7 @@ def _environment(wanted: RunWanted, view: View, mark: str) -> dict[str, str]:
         "SHELL": "/bin/bash",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(view.tmp),
+        **usual,
         **asked,
         "HOME": str(view.home),
         "USER": wanted.owner,
@@ -517,6 +573,7 @@ def _environment(wanted: RunWanted, view: View, mark: str) -> dict[str, str]:
         "GPUPOOL_MARK": mark,
         "GPUPOOL_ATTEMPT": str(wanted.attempt),
         **({} if wanted.array_index is None else {"GPUPOOL_ARRAY_INDEX": str(wanted.array_index)}),
+        **gangs.facts(wanted, str(view.inbox / "hostfile")),
         "GPUPOOL_NOTICE": str(view.inbox / "notice"),
         "GPUPOOL_CHECKPOINT_DIR": str(view.checkpoint),
         "GPUPOOL_SIMULATED_LOAD": str(view.outbox / "load"),

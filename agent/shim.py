@@ -13,8 +13,11 @@ CLOCK_BOOTTIME counts through sleep and never jumps, so no change of the wall cl
 
 from __future__ import annotations
 
+import _socket  # not socket: it would add a sixth to this process's memory
+import array
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import select
@@ -27,6 +30,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWNS = 0x20000
+CLONE_NEWNET = 0x40000000
+MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
+CLONE_NEWUSER = 0x10000000
+NS_GET_USERNS = 0xB701  # ioctl_ns(2)
+DOOR_PORT = 4770  # of the notice over HTTP, where a workload has a network of its own
+DOOR_SECONDS = 15.0  # after which a workload whose network was not found gets no notice over HTTP
+DOOR_TICK_SECONDS = 0.02
+MOST_CALLERS = 8
+KEYCTL_JOIN_SESSION_KEYRING = 1
+KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}  # of the system call, which the C library has no function for
 TICK_SECONDS = 1.0
 LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the workload's main process
 KILL_AGAIN_SECONDS = 0.1
@@ -56,10 +71,10 @@ def read_json(path: str) -> dict[str, Any] | None:
         return None
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Atomic and durable: a reader sees the old file, the new file or none."""
+def write_json(path: str, value: dict[str, Any], mode: int = 0o600) -> None:
+    """Atomic and durable: a reader sees the old file, the new file or none. A link is replaced, not followed."""
     new = path + ".new"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
         json.dump(value, file)
         file.flush()
         os.fsync(file.fileno())
@@ -115,16 +130,83 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
-def out_of_memory_kills() -> int | None:
-    """The kernel's count of processes it killed for memory, or None where it does not say."""
+def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
+    """How many processes the kernel killed for memory, or None where it does not say: of the whole host, or of the control group
+    whose memory.events (version 2) or memory.oom_control (version 1) is given."""
     try:
-        with open("/proc/vmstat") as file:
+        with open(path) as file:
             for line in file:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     except OSError:
         return None
     return None
+
+
+def members(files: list[str]) -> set[int]:
+    """Pids of the processes in the control groups whose cgroup.procs are given."""
+    found: set[int] = set()
+    for name in files:
+        try:
+            with open(name) as file:
+                found.update(int(line) for line in file)
+        except OSError:
+            continue  # removed: so it is empty
+    found.discard(0)  # a process of another pid name space
+    return found
+
+
+def checked(result: int, what: str) -> None:
+    """Raise OSError with the C library's errno where a call of it failed."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def enter(spec: dict[str, Any]) -> None:
+    """Make the calling process what the workload starts as: call it between fork and exec. Raises OSError, and then nothing may
+    be started.
+
+    ``cgroup_procs``: files to write the pid into. ``network``: a network name space to be in. ``stage``: folders to show at other
+    paths, below ``stage_at``, to this process alone. ``user``: the user and group to become for good, without any other group.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in spec.get("cgroup_procs", ()):
+        with open(name, "w") as file:
+            file.write(str(os.getpid()))
+    keyctl = KEYCTL_NUMBERS.get(os.uname().machine)
+    if keyctl:  # the keys of whoever started the agent are not the workload's
+        libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)
+    if spec.get("network"):
+        space = os.open(spec["network"], os.O_RDONLY | os.O_CLOEXEC)
+        checked(libc.setns(space, CLONE_NEWNET), f"network {spec['network']}")
+        os.close(space)
+    if spec.get("stage"):
+        show(libc, spec["stage_at"], spec["stage"])
+    user = spec.get("user")
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    if user is not None or spec.get("launcher") == "plain":
+        checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def show(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
+    """Mount each (path, place below ``place``) in a mount name space of this process's own; the host sees nothing of it."""
+    checked(libc.unshare(CLONE_NEWNS), "mount name space")
+    checked(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
+    sources = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts]  # before anything is put over them
+    flags = MS_NOSUID | MS_NODEV
+    checked(libc.mount(b"gpupool", place.encode(), b"tmpfs", flags, b"mode=0755,size=1m"), place)
+    for source, (_, target) in zip(sources, mounts, strict=True):
+        if os.path.isdir(f"/proc/self/fd/{source}"):
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+        path = f"/proc/self/fd/{source}"
+        checked(libc.mount(path.encode(), target.encode(), None, MS_BIND | MS_REC, None), target)
+        os.close(source)
 
 
 class Log:
@@ -162,6 +244,129 @@ class Log:
         return self.file
 
 
+class NoticeDoor:
+    """The notice over HTTP, for this workload alone: a loopback port of the network that it is in, and a path nobody can guess.
+
+    ``GET`` answers 200 with the notice as JSON, or 204 while there is none. It never waits for a caller.
+    """
+
+    def __init__(self, own_network: bool) -> None:
+        self.path = "/" + os.urandom(12).hex()
+        self.port = DOOR_PORT
+        self.listener: _socket.socket | None = None
+        self.callers: list[_socket.socket] = []
+        self.gives_up_at = boottime() + DOOR_SECONDS
+        if not own_network:
+            self.listener = listen(0)
+            self.port = self.listener.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.path}"
+
+    @property
+    def is_due(self) -> bool:
+        """Has it still to be opened?"""
+        return self.listener is None and boottime() < self.gives_up_at
+
+    def open_beside(self, pid: int) -> None:
+        """Listen in the network that process ``pid`` is in. Says why it can't, and does not try again."""
+        try:
+            self.listener = listen_beside(pid)
+        except (OSError, ValueError, EOFError) as problem:
+            if not os.path.exists(f"/proc/{pid}"):
+                return  # it has ended; there may be another one
+            print(f"notice over HTTP: {problem}", file=sys.stderr)
+            self.gives_up_at = 0.0
+
+    def waits_for(self) -> list[_socket.socket]:
+        """What ``select`` has to look at."""
+        return [self.listener, *self.callers] if self.listener is not None else []
+
+    def answer(self, readable: list[Any], notice: dict[str, Any] | None) -> None:
+        """Let new callers in, and answer those who have asked."""
+        if self.listener in readable:
+            assert self.listener is not None
+            try:
+                descriptor, _ = self.listener._accept()
+            except OSError:
+                return  # it hung up at once
+            caller = _socket.socket(fileno=descriptor)
+            caller.setblocking(False)
+            self.callers.append(caller)
+            if len(self.callers) > MOST_CALLERS:
+                self.callers.pop(0).close()
+        for caller in [each for each in self.callers if each in readable]:
+            self.callers.remove(caller)
+            try:
+                asked = caller.recv(4096).split()
+                caller.send(self.reply(asked, notice))
+                caller.shutdown(_socket.SHUT_WR)
+            except OSError:
+                continue
+            finally:
+                caller.close()
+
+    def reply(self, asked: list[bytes], notice: dict[str, Any] | None) -> bytes:
+        status, body = "204 No Content", b""
+        if asked[:1] not in ([b"GET"], [b"HEAD"]) or asked[1:2] != [self.path.encode()]:
+            status = "404 Not Found"
+        elif notice is not None:
+            status, body = "200 OK", json.dumps(notice).encode()
+        head = f"HTTP/1.1 {status}\r\nCache-Control: no-store\r\nConnection: close\r\n"
+        if not status.startswith("204"):
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return head.encode() + b"\r\n" + (b"" if asked[:1] == [b"HEAD"] else body)
+
+
+def listen(port: int) -> _socket.socket:
+    """A socket that listens on a loopback port."""
+    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(8)
+    return listener
+
+
+def listen_beside(pid: int) -> _socket.socket:
+    """A socket that listens on DOOR_PORT in the network name space of process ``pid``. A child goes there and hands it over: this
+    process stays where it is."""
+    ours, theirs = _socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            enter_network(pid)
+            listener = listen(DOOR_PORT)
+            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [listener.fileno()]))]
+            theirs.sendmsg([b"+"], rights)
+        except OSError as problem:
+            theirs.send(str(problem).encode()[:1000])
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        said, rights, _, _ = ours.recvmsg(1000, _socket.CMSG_SPACE(4))
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+    if not rights:
+        raise OSError(said.decode("utf-8", "replace") or "no answer")
+    listener = _socket.socket(fileno=array.array("i", rights[0][2])[0])
+    os.set_inheritable(listener.fileno(), False)
+    listener.setblocking(False)
+    return listener
+
+
+def enter_network(pid: int) -> None:
+    """Be in the network name space of ``pid`` from now on. Without root that takes entering the user name space that owns it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    space = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    if libc.setns(space, CLONE_NEWNET) == 0:
+        return
+    owner = fcntl.ioctl(space, NS_GET_USERNS)
+    checked(libc.setns(owner, CLONE_NEWUSER), "its user name space")
+    checked(libc.setns(space, CLONE_NEWNET), "its network")
+
+
 class Shim:
     """One workload from its start to its end."""
 
@@ -178,6 +383,8 @@ class Shim:
         self.killed = False
         self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
         self.noticed = False
+        self.notice: dict[str, Any] | None = None
+        self.door: NoticeDoor | None = None
         self.order_seen: tuple[int, int] | None = None
         self.ends_at: float | None = None
         self.wake = -1
@@ -197,6 +404,7 @@ class Shim:
         identity: dict[str, Any] = {"pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id()}
         write_json(self.path("shim.json"), identity)
         self.oom_before = out_of_memory_kills()
+        self.make_door()
         error = self.start()
         if error:
             self.finish("start_failed", None, error)
@@ -217,6 +425,15 @@ class Shim:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)  # who wants this workload stopped tells the agent
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def make_door(self) -> None:
+        """Without a port, or the memory for it, the workload has the file and the signal."""
+        try:
+            self.door = NoticeDoor(bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"])
+        except OSError as problem:
+            print(f"notice over HTTP: {problem}", file=sys.stderr)
+        else:
+            self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.door.url
 
     def start(self) -> str:
         """Fork and exec the workload. The reason when it could not be started, else ''."""
@@ -250,24 +467,24 @@ class Shim:
             if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
                 signal.signal(number, signal.SIG_DFL)
         os.umask(0o077)
+        enter(self.spec)
         os.chdir(self.spec.get("cwd") or "/")
-        for name in self.spec.get("cgroup_procs", ()):
-            with open(name, "w") as file:
-                file.write(str(os.getpid()))
         argv = self.spec["argv"]
         os.execvpe(argv[0], argv, self.spec["env"])
 
     def keep(self) -> None:
         """Until no process of the workload is left."""
         while True:
+            callers = self.door.waits_for() if self.door is not None else []
             readable, _, _ = select.select(
-                [self.wake] + ([self.pipe] if self.pipe is not None else []), [], [], self.wait()
+                [self.wake, *callers] + ([self.pipe] if self.pipe is not None else []), [], [], self.wait()
             )
             if self.wake in readable:
                 self.drain_wake()
             self.drain_log()
             self.reap()
             self.obey()
+            self.tend_door(readable)
             self.check_limits()
             if self.main_status is not None and not self.leftovers():
                 self.drain_log()
@@ -276,9 +493,21 @@ class Shim:
     def wait(self) -> float:
         if self.killed:
             return KILL_AGAIN_SECONDS
+        if self.door is not None and self.door.is_due:
+            return DOOR_TICK_SECONDS
         now = boottime()
         ends = [when for when in (self.kill_at, self.ends_at, self.lease()) if when is not None and when > now]
         return min([TICK_SECONDS] + [when - now + 0.001 for when in ends])
+
+    def tend_door(self, readable: list[Any]) -> None:
+        """Open the door once there is a workload to open it to, and answer who knocks."""
+        if self.door is None:
+            return
+        if self.door.is_due:
+            workload = self.workload_processes()
+            if workload:
+                self.door.open_beside(workload[0])
+        self.door.answer(readable, self.notice)
 
     def drain_wake(self) -> None:
         try:
@@ -334,7 +563,7 @@ class Shim:
         if notice and not self.noticed:
             self.give_notice(notice)
         elif not notice and self.noticed:
-            self.noticed = False
+            self.noticed, self.notice = False, None
             self.remove("in/notice")
         if order.get("stop") and not self.cause:
             self.stop_outcome = order["stop"]["outcome"]
@@ -356,7 +585,7 @@ class Shim:
 
     def give_notice(self, notice: dict[str, Any]) -> None:
         """The file, then the signal. How the acknowledgement stood before decides what counts as an answer to it."""
-        self.noticed = True
+        self.noticed, self.notice = True, notice
         self.notice_seen = self.acknowledgement()
         self.tell("in/notice", notice)
         if self.spec.get("signal_notice", True):
@@ -367,7 +596,7 @@ class Shim:
     def tell(self, name: str, value: dict[str, Any]) -> None:
         """Write what is good to know but not worth dying for: on a full disk the workload goes on."""
         try:
-            write_json(self.path(name), value)
+            write_json(self.path(name), value, 0o640)  # the group of ``in`` is the workload's
         except OSError as problem:
             print(f"{name}: {problem}", file=sys.stderr)
 
@@ -404,12 +633,18 @@ class Shim:
     def kill(self) -> None:
         if self.main_status is None or self.leftovers():
             self.killed = self.killed or self.cause != "leftover"
-            for pid, _, _ in descendants(os.getpid()):
+            for pid in self.everyone():
                 send(pid, signal.SIGKILL)
+
+    def everyone(self) -> set[int]:
+        """Pids of all there is of the workload: below this process, and in its control groups, whoever their parents are."""
+        grouped = members(self.spec.get("cgroup_procs", []))
+        living = {pid for pid in grouped if (process_stat(pid) or (0, 0, "X", ""))[2] not in "ZX"}
+        return living | {pid for pid, _, _ in descendants(os.getpid())}
 
     def leftovers(self) -> bool:
         """Whether processes of the workload outlive its main process; asks them to go, then makes them."""
-        if not descendants(os.getpid()):
+        if not self.everyone():
             return False
         if not self.cause:
             self.stop("leftover", LEFTOVER_GRACE_SECONDS)
@@ -431,11 +666,17 @@ class Shim:
             return "checkpointed", code
         if code == 0:
             return "finished", code
+        return ("out_of_memory" if self.ran_out_of_memory(code) else "failed"), code
+
+    def ran_out_of_memory(self, code: int) -> bool:
+        """Its own group's count tells it for sure, also where a child was killed and the workload only failed of it. Without a
+        group the host's count must have grown and the workload itself been killed."""
+        own = out_of_memory_kills(self.spec["memory_events"]) if self.spec.get("memory_events") else None
+        if own is not None:
+            return own > 0
         after = out_of_memory_kills()
         counted = self.oom_before is not None and after is not None and after > self.oom_before
-        if code == 128 + signal.SIGKILL and counted:
-            return "out_of_memory", code
-        return "failed", code
+        return code == 128 + signal.SIGKILL and counted
 
     def finish(self, outcome: str, code: int | None, error: str) -> None:
         ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}

@@ -233,7 +233,7 @@ async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
-        "trap 'echo notice; cat $GPUPOOL_NOTICE; gpupool-checkpoint done' USR1; trap 'echo term; exit 0' TERM;"
+        "trap 'echo notice; cat $GPUPOOL_NOTICE; gpupool checkpoint done' USR1; trap 'echo term; exit 0' TERM;"
         " echo begun; while :; do sleep 0.1; done"
     )
     await edge.want(job(command))
@@ -252,4 +252,6 @@ async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(
 async def test_the_host_says_which_isolation_it_has(edge: FakeEdge, agent: AgentProcess) -> None:
     inventory = edge.observed[-1].inventory
     assert inventory.isolation == "bubblewrap" and inventory.simulated
-    assert any("no user id per team" in note for note in inventory.notes)
+    assert inventory.network == "private"
+    assert inventory.users_per_team == (os.geteuid() == 0)
+    assert inventory.users_per_team != any("no user id per team" in note for note in inventory.notes)

@@ -1,0 +1,285 @@
+"""What workloads reach on the network, and what they never do: the cloud's metadata address, the host's own services, each other.
+
+private    a loopback of its own, made by the sandbox: nothing is reached at all
+internet   a network name space per run, joined to the host's by a pair of interfaces: it may go out, through the host's address.
+           Not reached: metadata addresses, any service of the host, other runs. Nobody reaches the run. Needs root, ip and nft.
+host       the host's network, which gangs over several hosts need. With root, nft and a user per team the metadata addresses and
+           whatever listens on the host as another user are closed to the teams' users; else the host's page says they are open.
+
+Rules are nftables' (man nft), in a table of this agent's own that is replaced as a whole when the agent starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.tenants import Range
+
+log = logging.getLogger("agent.network")
+
+MODES = ("private", "internet", "host")
+# Where clouds tell a machine its secrets. 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
+# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google. Each from that cloud's documentation.
+METADATA = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
+METADATA_6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
+NETWORK = "10.213"  # of the pairs of interfaces, /30 each
+PAIRS = 1 << 14
+LOOK_SECONDS = 1.0
+ASK_SECONDS = 20
+SPACES = Path("/run/netns")
+LISTENING = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
+LOCAL_PORTS = (("tcp", LISTENING), ("tcp6", LISTENING), ("udp", "07"), ("udp6", "07"))
+
+
+class NoNetwork(OSError):
+    """A run's network could not be made: says why."""
+
+
+@dataclass
+class Network:
+    """The network of this host's workloads. ``mode`` is what holds, ``notes`` what is open that should not be."""
+
+    mode: str
+    key: str  # of this agent's table and interfaces
+    notes: list[str] = field(default_factory=list)
+    closes_ports: bool = False  # whether what listens on the host is closed to the users of teams
+    _users: set[int] = field(default_factory=set)
+    _closed: set[tuple[int, str, int]] = field(default_factory=set)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self, mark: str) -> str:
+        """Make the run's network; gives the name space the shim has to enter, '' where there is none. Raises NoNetwork."""
+        if self.mode != "internet":
+            return ""
+        name = self._space(mark)
+        if not (SPACES / name).exists():
+            self._join(name)
+        return str(SPACES / name)
+
+    def leave(self, mark: str) -> None:
+        """Remove the run's network once nothing of it is left."""
+        if self.mode == "internet" and (SPACES / self._space(mark)).exists():
+            problem = _ask("ip", "netns", "delete", self._space(mark))  # its interfaces go with it
+            if problem:
+                log.warning("the network of a run could not be removed: %s", problem)
+
+    def admit(self, user: int | None) -> None:
+        """Close to this team's user what others listen on, before its first process starts."""
+        if user is None or not self.closes_ports:
+            return
+        self._users.add(user)
+        self.close_ports()
+
+    def close_ports(self) -> None:
+        """Make the closed ports those that somebody else listens on now. What begins to listen later is closed within a second."""
+        with self._changing:
+            closed = closed_ports(self._users, list(listeners()))
+            commands = [
+                f"{verb} element inet {self._table} closed {{ {', '.join(' . '.join(map(str, each)) for each in which)} }}"
+                for verb, which in (("delete", self._closed - closed), ("add", closed - self._closed))
+                if which
+            ]
+            if not commands:
+                return
+            problem = _ask("nft", "-f", "-", given="\n".join(commands) + "\n")
+            if problem:
+                log.error("ports of the host could not be closed to workloads: %s", problem)
+            else:
+                self._closed = closed
+
+    def watch(self) -> None:
+        """Keep the closed ports up to date from now on."""
+        if self.closes_ports:
+            threading.Thread(target=self._watch, daemon=True, name="ports").start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            try:
+                self.close_ports()
+            except OSError as error:
+                log.error("ports of the host could not be looked at: %s", error)
+
+    @property
+    def _table(self) -> str:
+        return f"gpupool_{self.key}"
+
+    def _space(self, mark: str) -> str:
+        return f"gpupool-{mark}"
+
+    def _join(self, name: str) -> None:
+        outside, inside = f"gp{self.key}{name[-6:]}", f"gw{self.key}{name[-6:]}"
+        taken = _ask_output("ip", "-o", "-4", "addr", "show")
+        number = next(
+            each % PAIRS
+            for each in range(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16), 1 << 62)
+            if f" {_address(each % PAIRS, 1)}/" not in taken
+        )
+        here, there = _address(number, 1), _address(number, 2)
+        commands = (
+            ("netns", "add", name),
+            ("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name),
+            ("addr", "add", f"{here}/30", "dev", outside),
+            ("link", "set", outside, "up"),
+            ("-n", name, "link", "set", "lo", "up"),
+            ("-n", name, "link", "set", inside, "name", "eth0"),
+            ("-n", name, "addr", "add", f"{there}/30", "dev", "eth0"),
+            ("-n", name, "link", "set", "eth0", "up"),
+            ("-n", name, "route", "add", "default", "via", here),
+        )
+        for command in commands:
+            problem = _ask("ip", *command)
+            if problem:
+                _ask("ip", "netns", "delete", name)
+                raise NoNetwork(0, f"no network for the run: {problem}")
+
+
+def open_network(wanted: str, folder: Path, numbers: Range | None) -> Network:
+    """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it.
+
+    Raises RuntimeError when ``internet`` is wanted and can't be had: falling back would open or close what nobody asked for.
+    """
+    network = Network(wanted, hashlib.sha256(str(folder).encode()).hexdigest()[:4])
+    if wanted == "private":
+        return network
+    lacking = _lacking()
+    if wanted == "internet":
+        problem = lacking or _install(network, _internet_rules(network)) or _forward()
+        if problem:
+            raise RuntimeError(f"--network: internet needs root, ip and nft, and does not work here: {problem}")
+        network.notes.append(
+            "Workloads reach the internet, but no service of this host, no other workload, no metadata address."
+        )
+        network.notes += _resolver_notes()
+        return network
+    reach = "Workloads use the host's network, as this agent was started: they reach the internet, and other hosts reach them"
+    problem = lacking or (
+        "there is no user id per team" if numbers is None else _install(network, _host_rules(numbers))
+    )
+    if problem:
+        network.notes.append(
+            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, other workloads "
+            f"included ({problem})."
+        )
+        return network
+    network.closes_ports = True
+    network.notes.append(
+        f"{reach}. Metadata addresses, and ports on which others of this host listen, are closed to them."
+    )
+    return network
+
+
+def _lacking() -> str:
+    if os.geteuid() != 0:
+        return "the agent is not root"
+    missing = [name for name in ("ip", "nft") if shutil.which(name, path=_path()) is None]
+    return f"{' and '.join(missing)} not installed" if missing else ""
+
+
+def _install(network: Network, rules: str) -> str:
+    """Replace this agent's table; why it did not work, or ''."""
+    table = f"inet gpupool_{network.key}"
+    return _ask("nft", "-f", "-", given=f"table {table}\ndelete table {table}\ntable {table} {{\n{rules}\n}}\n")
+
+
+def _internet_rules(network: Network) -> str:
+    ours = f'"gp{network.key}*"'
+    return f"""
+  chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
+  chain forward {{ type filter hook forward priority -10;
+    iifname {ours} meta nfproto ipv6 drop
+    iifname {ours} ip daddr {{ {", ".join(METADATA)}, 127.0.0.0/8, {NETWORK}.0.0/16 }} reject
+    oifname {ours} ct state established,related accept
+    oifname {ours} drop
+  }}
+  chain nat {{ type nat hook postrouting priority 100; ip saddr {NETWORK}.0.0/16 oifname != {ours} masquerade; }}"""
+
+
+def _host_rules(numbers: Range) -> str:
+    users = f"{numbers.first}-{numbers.last}"
+    return f"""
+  set closed {{ type uid . inet_proto . inet_service; }}
+  chain output {{ type filter hook output priority -10;
+    meta skuid {users} ip daddr {{ {", ".join(METADATA)} }} reject
+    meta skuid {users} ip6 daddr {{ {", ".join(METADATA_6)} }} reject
+    oifname "lo" meta skuid . meta l4proto . th dport @closed reject
+  }}"""
+
+
+def _forward() -> str:
+    try:
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    except OSError as error:
+        return f"forwarding can't be switched on: {error.strerror}"
+    return ""
+
+
+def _resolver_notes() -> list[str]:
+    try:
+        lines = Path("/etc/resolv.conf").read_text().splitlines()
+    except OSError:
+        return []
+    servers = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
+    if servers and all(server.startswith("127.") or server == "::1" for server in servers):
+        return ["Names can't be looked up by workloads: the only name server of this host is on its loopback."]
+    return []
+
+
+def _address(number: int, which: int) -> str:
+    value = number * 4 + which
+    return f"{NETWORK}.{value >> 8}.{value & 255}"
+
+
+def listeners() -> Iterable[tuple[int, str, int]]:
+    """(user, tcp or udp, port) of every socket of this network that takes what others send."""
+    for name, state in LOCAL_PORTS:
+        try:
+            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue  # no IPv6 here
+        for line in lines:
+            fields = line.split()
+            if fields[3] == state:
+                yield int(fields[7]), name.removesuffix("6"), int(fields[1].rsplit(":", 1)[1], 16)
+
+
+def closed_ports(users: Iterable[int], listening: list[tuple[int, str, int]]) -> set[tuple[int, str, int]]:
+    """For each user the (user, protocol, port) that somebody else listens on, and not the user too."""
+    own = set(listening)
+    return {
+        (user, kind, port)
+        for user in users
+        for owner, kind, port in listening
+        if owner != user and (user, kind, port) not in own
+    }
+
+
+def _ask(*command: str, given: str = "") -> str:
+    """Run a program of the system; what it complains of, or ''."""
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=ASK_SECONDS, check=False,
+            env={"PATH": _path()},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+
+
+def _ask_output(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False, env={"PATH": _path()}
+    ).stdout
+
+
+def _path() -> str:
+    return "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"

@@ -1,0 +1,198 @@
+"""Which user of the host a team's workloads run as, and whose home is whose. Needs root; without it all run as the agent's user.
+
+The server gives each team a number, so that hosts that share homes agree (docs/decisions/0005). The host trusts it only so far:
+a number must be in the range the operator allows, must not be an account of the host, and must not have been another team's on
+these files. A home belongs to the person and the team that used it first; the same person in another team gets one beside it,
+OWNER~NUMBER, so that no team's work reads another team's files through a person who is in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import pwd
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent import trees
+from agent.state import read_json, write_json
+
+log = logging.getLogger("agent.tenants")
+
+FIRST, LAST = (
+    70_000,
+    99_999,
+)  # between the accounts of a Linux system (to 60,000) and the subordinate ids (from 100,000)
+LOWEST, HIGHEST = 1_000, 2**31 - 2
+MARK_FOLDER = ".volumes"
+RECORD = "teams.json"
+READABLE, READABLE_FOLDER = 0o640, 0o2750  # of what a run's user reads and does not write; new files get its group
+BETWEEN = "~"  # in no owner's name
+
+
+class NotAllowed(Exception):
+    """A run can't be given the user it should have; says why."""
+
+
+class Settling(Exception):
+    """The home is being given to the team; ask again in a moment."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The user numbers that teams may have on this host, both ends included."""
+
+    first: int = FIRST
+    last: int = LAST
+
+    def __contains__(self, number: int) -> bool:
+        return self.first <= number <= self.last
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run works: its user (None: the agent's), its home and its checkpoint folder."""
+
+    user: int | None
+    home: Path
+    checkpoint: Path
+
+
+@dataclass
+class Tenants:
+    """Users and homes of the teams of this host. ``numbers`` None: no user per team, everything stays the agent's."""
+
+    homes: Path
+    numbers: Range | None
+    _settling: dict[Path, threading.Thread] = field(default_factory=dict)
+    _trouble: dict[Path, str] = field(default_factory=dict)
+
+    def user(self, team: str, number: int) -> int | None:
+        """The user that ``team`` (its public id) runs as, or None where the host has no user per team or the server gave none.
+
+        Raises NotAllowed when the number may not be this team's here.
+        """
+        if self.numbers is None or not number or not team:
+            return None
+        if number not in self.numbers:
+            raise NotAllowed(f"user {number} is not one of {self.numbers.first} to {self.numbers.last} (--team-users)")
+        with contextlib.suppress(KeyError):
+            raise NotAllowed(f"user {number} is the account {pwd.getpwuid(number).pw_name} of this host")
+        with self._record() as teams:
+            owner = teams.setdefault(str(number), team)
+            before = next((int(other) for other, name in teams.items() if name == team and int(other) != number), None)
+        if owner != team:
+            raise NotAllowed(f"user {number} was another team's on these homes: its files would be this team's")
+        if before is not None:
+            raise NotAllowed(f"the team was user {before} on these homes and can't be {number} now")
+        return number
+
+    @contextlib.contextmanager
+    def _record(self) -> Iterator[dict[str, str]]:
+        """Number -> team, as kept beside the homes, where the files are that the numbers own."""
+        folder = self.homes / MARK_FOLDER
+        folder.mkdir(exist_ok=True, mode=0o700)
+        with _lock(folder / f"{RECORD}.lock"):
+            path = folder / RECORD
+            teams: dict[str, str] = read_json(path) or {}
+            known = dict(teams)
+            yield teams
+            added = {number: team for number, team in teams.items() if number not in known}
+            if added and not set(added.values()) & set(known.values()):  # a team keeps its first number
+                write_json(path, teams)
+
+    def home(self, owner: str, user: int | None) -> Path:
+        """The person's home as this user's, made where there is none.
+
+        Raises NotAllowed when it is a link that root did not make, and Settling while an older one is being given over.
+        """
+        path = self._checked(self.homes / owner)
+        if user is None:
+            path.mkdir(exist_ok=True, mode=0o700)
+            return path
+        if path.exists() and self._is_another_teams(path, user):
+            path = self._checked(self.homes / f"{owner}{BETWEEN}{user}")
+        return self.folder(path, user)
+
+    def folder(self, path: Path, user: int | None) -> Path:
+        """A folder that is this user's. Raises like ``home``."""
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if user is None or os.stat(path).st_uid == user:
+            return path
+        if self._is_another_teams(path, user):
+            raise NotAllowed(f"{path.name} belongs to another team")
+        self._settle(path, user)
+        return path
+
+    def _is_another_teams(self, path: Path, user: int) -> bool:
+        owner = os.stat(path).st_uid
+        return owner != user and self.numbers is not None and owner in self.numbers
+
+    def _checked(self, path: Path) -> Path:
+        """Where a home really is. An operator (root) may have put it elsewhere by a link; a workload may not."""
+        if followed(path) is None:
+            raise NotAllowed(f"the home {path.name} is a link that root did not make")
+        return path.resolve()
+
+    def _settle(self, path: Path, user: int) -> None:
+        if trouble := self._trouble.pop(path, ""):
+            raise NotAllowed(f"{path.name} could not be given to the team: {trouble}")
+        worker = self._settling.get(path)
+        if worker is None:
+            worker = threading.Thread(target=self._give, args=(path, user), daemon=True, name="settle")
+            self._settling[path] = worker
+            worker.start()
+            worker.join(0.2)  # a new one is done at once
+        if worker.is_alive():
+            raise Settling(f"giving {path.name} to the team")
+        del self._settling[path]
+        if trouble := self._trouble.pop(path, ""):
+            raise NotAllowed(f"{path.name} could not be given to the team: {trouble}")
+
+    def _give(self, path: Path, user: int) -> None:
+        try:
+            left = trees.give(path, old=os.geteuid(), new=user)
+        except OSError as error:
+            self._trouble[path] = str(error.strerror)
+            return
+        if left:
+            log.warning("%s: %d entries keep their owner: they have names elsewhere or are too deep", path, left)
+
+
+def hand_over(run: Path, user: int | None) -> None:
+    """A run's folders to its user: what it writes is its own; what it reads stays the agent's, who could be led astray by links in
+    a folder of somebody else's."""
+    if user is None:
+        return
+    for name in ("out", "tmp"):
+        os.chown(run / name, user, user)
+    os.chown(run / "in", -1, user)
+    os.chmod(run / "in", READABLE_FOLDER)
+
+
+def followed(path: Path) -> Path | None:
+    """Where the home ``path`` leads: itself, or the target of a link that root made; None for anybody else's link."""
+    try:
+        seen = os.lstat(path)
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISLNK(seen.st_mode):
+        return path
+    return path.resolve() if seen.st_uid == 0 else None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one host at a time, where the file system has locks."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Folders that a workload has filled: given to its team, and taken away. Nothing in them is trusted to be what its name says.
+
+The agent may be root here, so every step is by descriptor and follows no link, a file with a name elsewhere keeps its owner, and
+what takes long (millions of files, folders thousands deep) is done beside the event loop, never in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+import subprocess
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+log = logging.getLogger("agent.trees")
+
+DEEPEST = 200  # folders in folders: each open one takes a file descriptor
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+CHANGEABLE = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK)
+
+
+@dataclass
+class _Given:
+    """What is given away: the entries of ``old`` on one file system."""
+
+    old: int
+    new: int
+    device: int
+    left: int = 0  # entries that keep their owner
+    names: Counter[int] = field(default_factory=Counter)  # per inode of a file with several names: those seen here
+
+
+def give(folder: Path, *, old: int, new: int) -> int:
+    """Give everything in ``folder`` that belongs to user ``old`` to user and group ``new``, the folder itself last.
+
+    Links are changed, not followed; other file systems, devices and whatever belongs to a third user are left alone, and so is a
+    file that has a name outside of the folder: it is not this folder's. Gives how many entries were left. Raises OSError.
+    """
+    descriptor = os.open(folder, OPEN_FOLDER)
+    try:
+        given = _Given(old, new, os.fstat(descriptor).st_dev)
+        _each(descriptor, 0, given, only_count=True)
+        _each(descriptor, 0, given, only_count=False)
+        os.fchown(descriptor, new, new)
+    finally:
+        os.close(descriptor)
+    return given.left
+
+
+def _each(folder: int, depth: int, given: _Given, *, only_count: bool) -> None:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if seen.st_dev != given.device:
+            continue
+        if stat.S_ISDIR(seen.st_mode):
+            if depth < DEEPEST:
+                below = os.open(name, OPEN_FOLDER, dir_fd=folder)
+                try:
+                    _each(below, depth + 1, given, only_count=only_count)
+                    if not only_count and os.fstat(below).st_uid == given.old:
+                        os.fchown(below, given.new, given.new)
+                finally:
+                    os.close(below)
+            elif not only_count:
+                given.left += 1
+        elif only_count:
+            given.names[seen.st_ino] += 1 if seen.st_nlink > 1 else 0
+        elif stat.S_IFMT(seen.st_mode) in CHANGEABLE and seen.st_uid == given.old:
+            if seen.st_nlink in (1, given.names[seen.st_ino]):
+                os.chown(name, given.new, given.new, dir_fd=folder, follow_symlinks=False)
+            else:
+                given.left += 1
+
+
+class Trash:
+    """Where folders go that nobody needs any more; ``rm`` empties it beside the agent, however deep and wide they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True, mode=0o700)
+        self.empty()
+
+    def throw(self, path: Path) -> None:
+        """Take a folder out of the way at once; its space is free some time later. One that is not there is no mistake."""
+        try:
+            os.rename(path, self.folder / f"{path.name}-{secrets.token_hex(4)}")
+        except FileNotFoundError:
+            return
+        self.empty()
+
+    def empty(self) -> None:
+        """Remove what was thrown away, in the background."""
+        names = [str(self.folder / name) for name in os.listdir(self.folder)]
+        if names:
+            threading.Thread(target=_remove, args=(names,), daemon=True, name="trash").start()
+
+
+def _remove(paths: list[str]) -> None:
+    done = subprocess.run(
+        ["rm", "-rf", "--one-file-system", "--", *paths], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    if done.returncode:
+        log.warning("not everything could be removed: %s", done.stderr.strip().splitlines()[-1:])

@@ -1,0 +1,326 @@
+"""Each team's work runs as a user of its own, where the agent is root: real processes, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import processes, shim, tenants, trees
+from agent.launchers import Plain
+from agent.protocol import RunWanted
+from agent.tenants import NotAllowed, Range, Tenants
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.test_isolation import output
+
+pytestmark = [
+    pytest.mark.sandbox,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each team a user"),
+]
+BLUE, RED = 70_001, 70_002
+
+
+def of_blue(generation: int = 1, command: str = "true", **fields: object) -> RunWanted:
+    """A job of the team blue, as the server names its user."""
+    values: dict[str, object] = {"team_id": "1.1700000000", "team_user": BLUE, **fields}
+    return job(command, generation=generation, **values)  # type: ignore[arg-type]
+
+
+OF_RED: dict[str, Any] = {"team": "red", "team_id": "2.1700000000", "team_user": RED}
+OF_BLUE: dict[str, Any] = {"team_id": "1.1700000000", "team_user": BLUE}
+
+
+@pytest.fixture
+async def agent(make_agent: MakeAgent) -> AgentProcess:
+    return await make_agent(launcher="bubblewrap")
+
+
+# in the sandbox
+
+
+async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(of_blue(command="sleep 300"))
+    await edge.until_state("run-1", "running")
+    below = await until_there(agent, b"sleep")
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{below}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert status["Uid"].split() == [str(BLUE)] * 4
+    assert status["Gid"].split() == [str(BLUE)] * 4
+    assert set(status["Groups"].split()) <= {str(BLUE)}
+    assert status["NoNewPrivs"] == "1"
+
+
+async def until_there(agent: AgentProcess, name: bytes) -> int:
+    """The pid on the host of the first run's process of that name."""
+    for _ in range(100):
+        for process in processes.below(processes.scan(), agent.shim("run-1")["pid"]):
+            if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
+                return process.pid
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{name!r} was never there")
+
+
+async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(edge: FakeEdge, agent: AgentProcess) -> None:
+    command = (
+        "echo 1 > ~/f; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; echo 1 > /run/gpupool/out/f; cat $GPUPOOL_NOTICE; id -un"
+    )
+    assert "ada" in await output(edge, command, **OF_BLUE)
+    homes = agent.state / "homes"
+    for path in (homes / "ada", homes / "ada" / "f", homes / ".checkpoints" / "workload-1" / "f"):
+        assert path.stat().st_uid == path.stat().st_gid == BLUE
+    assert (agent.state / "runs" / "run-1" / "out" / "f").stat().st_uid == BLUE
+    assert (agent.state / "runs" / "run-1" / "in").stat().st_uid == 0
+
+
+async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:
+    """The shim is root and writes into that folder: a link of the workload's would lead it anywhere."""
+    command = (
+        "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"
+        " while :; do sleep 0.1; done"
+    )
+    await edge.want(of_blue(command=command))
+    await edge.until(lambda: "begun" in edge.log("run-1"))
+    await edge.change("run-1", verb="notice", code="evicted_for_guarantee")
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: "evicted_for_guarantee" in edge.log("run-1"))
+    assert "written" not in edge.log("run-1")
+
+
+async def test_a_team_finds_nothing_of_another_one_in_the_home_of_a_person_who_is_in_both(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    await output(edge, "echo secret of blue > ~/file", **OF_BLUE)
+    assert await output(edge, "ls -A ~; echo mine > ~/file", generation=2, **OF_RED) == ""
+    assert await output(edge, "cat ~/file", generation=3, **OF_BLUE) == "secret of blue\n"
+    assert (agent.state / "homes" / f"ada~{RED}" / "file").stat().st_uid == RED
+
+
+async def test_a_home_of_before_is_given_to_the_team_that_uses_it_first(edge: FakeEdge, agent: AgentProcess) -> None:
+    await output(edge, "mkdir -p ~/a/b; echo kept > ~/a/b/file; chmod 700 ~/a; ln -s /etc/shadow ~/link")
+    shadow = os.stat("/etc/shadow")
+    assert (
+        await output(edge, "cat ~/a/b/file; echo more >> ~/a/b/file && echo written", generation=2, **OF_BLUE)
+        == "kept\nwritten\n"
+    )
+    assert os.lstat(agent.state / "homes" / "ada" / "link").st_uid == BLUE
+    assert os.stat("/etc/shadow").st_uid == shadow.st_uid
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"team_user": 60_000}, "is not one of 70000 to 99999"),
+        ({"team_user": 1}, "is not one of 70000 to 99999"),
+        ({"team_user": RED, "team_id": "1.1700000000"}, "the team was user 70001"),
+        ({"team_user": BLUE, "team_id": "9.1800000000"}, "was another team's"),
+    ],
+)
+async def test_a_user_that_may_not_be_the_teams_starts_nothing(
+    edge: FakeEdge, agent: AgentProcess, fields: dict[str, Any], why: str
+) -> None:
+    await output(edge, "true", **OF_BLUE)
+    wanted = replace(of_blue(2), **fields)
+    await edge.want(wanted)
+    ended = await edge.until_state(wanted.run, "ended")
+    assert ended.outcome == "start_failed" and why in ended.step
+
+
+async def test_the_operator_may_have_no_user_per_team_and_the_host_says_so(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    agent = await make_agent("--team-users", "none", launcher="bubblewrap")
+    await output(edge, "touch ~/file", **OF_BLUE)
+    assert (agent.state / "homes" / "ada" / "file").stat().st_uid == 0
+    inventory = edge.observed[-1].inventory
+    assert not inventory.users_per_team
+    assert any("no user id per team" in note for note in inventory.notes)
+
+
+async def test_hosts_that_share_homes_agree_on_whose_they_are(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    first = await make_agent("--homes", str(shared), launcher="bubblewrap", state="first")
+    await output(edge, "echo kept > ~/file", **OF_BLUE)
+    await first.kill()
+    edge.wanted.clear()
+    await make_agent("--homes", str(shared), launcher="bubblewrap", state="second")
+    assert await output(edge, "cat ~/file", generation=2, **OF_BLUE) == "kept\n"
+    stranger = replace(of_blue(3), team_id="9.1800000000")
+    await edge.want(stranger)
+    assert "was another team's" in (await edge.until_state(stranger.run, "ended")).step
+
+
+# two users on one host, without any sandbox
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    folder = Path("/tmp") / f"gpupool-users-{os.getpid()}"
+    folder.mkdir(mode=0o755)
+    yield folder
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def start(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> subprocess.Popen[str]:
+    """A plain process as the shim starts one."""
+    spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
+    return subprocess.Popen(
+        ["/bin/bash", "-c", command], cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=lambda: shim.enter(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
+    )  # fmt: skip
+
+
+def said(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> str:
+    return start(command, user, folder, stage).communicate(timeout=30)[0]
+
+
+def test_plain_processes_of_two_teams_can_not_signal_trace_or_read_each_other(place: Path) -> None:
+    with start("umask 077; sleep 300", BLUE, place) as victim:
+        try:
+            tries = (
+                f"kill -TERM {victim.pid} && echo killed; cat /proc/{victim.pid}/environ && echo read;"
+                f"ls /proc/{victim.pid}/fd && echo listed; head -c1 /proc/{victim.pid}/mem && echo peeked;"
+                f"strace -p {victim.pid} -o /dev/null & sleep 0.5; kill $! 2>/dev/null && echo traced"
+            )
+            found = said(tries, RED, place)
+            for word in ("killed", "hush", "read", "listed", "peeked", "traced"):
+                assert word not in found.split(), found
+            assert victim.poll() is None
+            assert "hush" in said(
+                f"cat /proc/{victim.pid}/environ", BLUE, place
+            )  # the own team's can: the tries are real ones
+        finally:
+            victim.kill()
+
+
+def test_a_program_that_is_set_to_run_as_root_does_not_for_a_workload(place: Path) -> None:
+    program = place / "id"
+    program.write_bytes(Path("/usr/bin/id").read_bytes())
+    program.chmod(0o4755)
+    assert said(f"{program} -u", RED, place).strip() == str(RED)
+
+
+def test_a_workload_leaves_the_agents_groups_and_its_powers(place: Path) -> None:
+    os.setgroups([0, 4])
+    try:
+        found = said("id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status; chown 0 /tmp; mount -t tmpfs x /mnt", RED, place)
+    finally:
+        os.setgroups([])
+    assert found.splitlines()[0] == str(RED)
+    assert found.count("0000000000000000") == 2
+    assert "not permitted" in found and "mount:" in found
+
+
+def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> None:
+    read = (
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True); "
+        "print(libc.syscall(250, 0, -3, 0), libc.syscall(250, 10, -3, b'user', b'gpupool-test', 0))"
+    )
+    setup = (
+        "import ctypes; libc = ctypes.CDLL(None); libc.syscall(250, 1, None); "
+        "libc.syscall(248, b'user', b'gpupool-test', b'hush', 4, -3);"
+    )
+    looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from agent import shim; "
+    run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
+    looks += run.format(read, "") + ";" + run.format(read, ", preexec_fn=lambda: shim.enter({'launcher': 'plain'})")
+    found = subprocess.run(["python3", "-c", looks], capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) > 0  # without the guard the key is found
+    assert found[1] == "-1"
+
+
+def test_folders_that_nobody_else_may_enter_are_shown_to_the_runs_user_alone(place: Path) -> None:
+    locked = place / "locked"
+    (locked / "home").mkdir(parents=True)
+    locked.chmod(0o700)
+    os.chown(locked / "home", RED, RED)
+    Path("/run/gpupool").mkdir(exist_ok=True)
+    stage = [[str(locked / "home"), "/run/gpupool/home"]]
+    assert said("echo mine > /run/gpupool/home/file && cat /run/gpupool/home/file", RED, place, stage) == "mine\n"
+    assert (locked / "home" / "file").stat().st_uid == RED
+    assert "denied" in said(f"ls {locked}/home", RED, place, stage)
+    assert not list(Path("/run/gpupool").iterdir())  # the host does not see it
+
+
+def test_plain_shows_a_run_its_folders_where_its_user_can_go() -> None:
+    from agent.launchers import Box
+
+    here = Path("/var/lib/agent")
+    box = Box(["true"], "ada", *(here / name for name in ("home", "check", "in", "out", "tmp", "tools")), user=BLUE)
+    launch = Plain().launch(box)
+    assert launch.user == BLUE
+    assert dict(launch.stage)[str(here / "home")] == str(Plain().view(box).home) == launch.cwd
+
+
+# whose files are whose
+
+
+def test_giving_a_home_away_changes_nothing_outside_of_it(tmp_path: Path) -> None:
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    home.mkdir()
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (outside / "linked").write_text("linked")
+    (home / "own").write_text("own")
+    (home / "twice").write_text("twice")
+    os.link(home / "twice", home / "again")
+    os.link(outside / "linked", home / "stolen")
+    (home / "way-out").symlink_to(outside)
+    (home / "third").write_text("somebody's")
+    os.chown(home / "third", 12345, 12345)
+    assert trees.give(home, old=0, new=BLUE) == 1
+    assert {entry.name: entry.lstat().st_uid for entry in home.iterdir()} == {
+        "own": BLUE, "twice": BLUE, "again": BLUE, "stolen": 0, "way-out": BLUE, "third": 12345,
+    }  # fmt: skip
+    assert home.stat().st_uid == BLUE
+    assert outside.stat().st_uid == (outside / "secret").stat().st_uid == (outside / "linked").stat().st_uid == 0
+
+
+def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path: Path) -> None:
+    homes, target = tmp_path / "homes", tmp_path / "target"
+    homes.mkdir()
+    target.mkdir()
+    (homes / "ada").symlink_to(target)
+    found = Tenants(homes, Range())
+    assert found.home("ada", BLUE) == target  # an operator's
+    os.lchown(homes / "ada", RED, RED)
+    with pytest.raises(NotAllowed, match="a link that root did not make"):
+        found.home("ada", BLUE)
+
+
+def test_an_account_of_the_host_is_never_a_teams_user(tmp_path: Path) -> None:
+    account = next(entry for entry in pwd.getpwall() if entry.pw_uid >= 1)
+    with pytest.raises(NotAllowed, match=f"the account {account.pw_name}"):
+        Tenants(tmp_path, Range(1, 2**31 - 2)).user("1.1", account.pw_uid)
+
+
+def test_no_number_is_given_to_a_second_team_even_by_two_hosts_at_once(tmp_path: Path) -> None:
+    hosts = [Tenants(tmp_path, Range()) for _ in range(2)]
+    assert hosts[0].user("1.1", BLUE) == BLUE
+    assert hosts[1].user("1.1", BLUE) == BLUE
+    with pytest.raises(NotAllowed):
+        hosts[1].user("2.2", BLUE)
+    assert hosts[0].user("2.2", RED) == RED
+    assert tenants.followed(tmp_path) == tmp_path
+
+
+async def test_a_folder_thousands_deep_does_not_end_the_agent(edge: FakeEdge, agent: AgentProcess) -> None:
+    """Taking it away step by step would exceed the depth that Python's own removal can go."""
+    deep = "import os\nos.chdir('/tmp')\nfor _ in range(4000):\n    os.mkdir('d'); os.chdir('d')"
+    await output(edge, f'python3 -c "{deep}"', **OF_BLUE)
+    assert await output(edge, "echo still there", generation=2, **OF_BLUE) == "still there\n"
+    trash = agent.state / "trash"
+    await edge.until(lambda: not list(trash.iterdir()), 20)
+    assert not (agent.state / "runs" / "run-1" / "tmp").exists()
+    assert agent.process is not None and agent.process.returncode is None
+    agent.send(signal.SIGCONT)
