@@ -1,12 +1,25 @@
 #!/bin/sh
-# gpupool-checkpoint: how a workload says that its checkpoint is written.  gpupool-checkpoint done
+# gpupool, as a workload finds it: says that its checkpoint is written. Everything else goes to the gpupool command line behind it
+# on PATH, where one is installed.
 set -eu
-if [ "$#" -ne 1 ] || [ "$1" != done ]; then
-    echo "usage: gpupool-checkpoint done" >&2
+if [ "${1:-}" != checkpoint ]; then
+    here=$(cd "$(dirname "$0")" && pwd)
+    IFS=:
+    for folder in $PATH; do
+        if [ "$folder" != "$here" ] && [ -x "$folder/gpupool" ]; then
+            unset IFS
+            exec "$folder/gpupool" "$@"
+        fi
+    done
+    echo "gpupool: in this workload there is only: gpupool checkpoint done" >&2
+    exit 2
+fi
+if [ "$#" -ne 2 ] || [ "$2" != done ]; then
+    echo "usage: gpupool checkpoint done" >&2
     exit 2
 fi
 if [ -z "${GPUPOOL_CHECKPOINT_DIR:-}" ]; then
-    echo "gpupool-checkpoint: GPUPOOL_CHECKPOINT_DIR is not set: this is not a gpupool workload" >&2
+    echo "gpupool: GPUPOOL_CHECKPOINT_DIR is not set: this is not a gpupool workload" >&2
     exit 1
 fi
 new="$GPUPOOL_CHECKPOINT_DIR/.done.$$"

@@ -250,14 +250,14 @@ class NoticeDoor:
     ``GET`` answers 200 with the notice as JSON, or 204 while there is none. It never waits for a caller.
     """
 
-    def __init__(self, own_network: bool) -> None:
+    def __init__(self, own_network: bool, user: int | None) -> None:
         self.path = "/" + os.urandom(12).hex()
         self.port = DOOR_PORT
         self.listener: _socket.socket | None = None
         self.callers: list[_socket.socket] = []
         self.gives_up_at = boottime() + DOOR_SECONDS
         if not own_network:
-            self.listener = listen(0)
+            self.listener = listen_as(user)
             self.port = self.listener.getsockname()[1]
 
     @property
@@ -317,6 +317,18 @@ class NoticeDoor:
         if not status.startswith("204"):
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return head.encode() + b"\r\n" + (b"" if asked[:1] == [b"HEAD"] else body)
+
+
+def listen_as(user: int | None) -> _socket.socket:
+    """A socket on a free port of the host that belongs to ``user``: what belongs to others is closed to the workload."""
+    if user is None:
+        return listen(0)
+    me = os.geteuid()
+    os.seteuid(user)
+    try:
+        return listen(0)
+    finally:
+        os.seteuid(me)
 
 
 def listen(port: int) -> _socket.socket:
@@ -429,7 +441,8 @@ class Shim:
     def make_door(self) -> None:
         """Without a port, or the memory for it, the workload has the file and the signal."""
         try:
-            self.door = NoticeDoor(bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"])
+            own_network = bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"]
+            self.door = NoticeDoor(own_network, self.spec.get("user"))
         except OSError as problem:
             print(f"notice over HTTP: {problem}", file=sys.stderr)
         else:

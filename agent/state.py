@@ -123,7 +123,7 @@ class State:
         """Put this version's tools where workloads reach them. Running workloads keep what they have opened."""
         for name, resource, mode in (
             ("shim.py", "shim.py", 0o600),
-            ("bin/gpupool-checkpoint", "checkpoint.sh", 0o755),
+            ("bin/gpupool", "gpupool.sh", 0o755),
             ("python/gpupool_contract.py", "contract.py", 0o644),
             ("notebook/gpupool_notebook.py", "notebook/server.py", 0o644),
             ("notebook/gpupool_identity.py", "notebook/identity.py", 0o644),

@@ -84,7 +84,7 @@ async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
-        "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool-checkpoint done; exit 0' USR1;"
+        "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool checkpoint done; exit 0' USR1;"
         " echo begun; while :; do sleep 0.1; done"
     )
     run = await running(edge, agent, command)
@@ -98,7 +98,7 @@ async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_
 
 
 async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(edge: FakeEdge, agent: AgentProcess) -> None:
-    await edge.want(job("echo 41 > $GPUPOOL_CHECKPOINT_DIR/step; gpupool-checkpoint done", workload="same"))
+    await edge.want(job("echo 41 > $GPUPOOL_CHECKPOINT_DIR/step; gpupool checkpoint done", workload="same"))
     first = await edge.until_state("run-1", "ended")
     assert first.outcome == "finished" and first.checkpoint_at is not None
     await edge.want(job("cat $GPUPOOL_CHECKPOINT_DIR/step; echo begun; sleep 300", generation=2, workload="same"))
@@ -111,11 +111,11 @@ async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(edge: F
 @pytest.mark.parametrize(
     ("command", "outcome", "acknowledged"),
     [
-        ("trap 'gpupool-checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done", "checkpointed", True),
+        ("trap 'gpupool checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done", "checkpointed", True),
         ("trap 'exit 3' USR1; echo begun; while :; do sleep 0.1; done", "failed", False),
         ("trap '' TERM; trap : USR1; echo begun; while :; do sleep 0.1; done", "killed_at_grace", False),
         (
-            "trap '' TERM; trap 'gpupool-checkpoint done' USR1; echo begun; while :; do sleep 0.1; done",
+            "trap '' TERM; trap 'gpupool checkpoint done' USR1; echo begun; while :; do sleep 0.1; done",
             "killed_at_grace",
             True,
         ),
@@ -402,7 +402,7 @@ async def test_a_command_that_can_not_be_started_says_why(edge: FakeEdge, agent:
 
 async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent("--on-exit", "stop")
-    saving = "trap 'gpupool-checkpoint done' USR1; echo begun; while :; do sleep 0.1; done"
+    saving = "trap 'gpupool checkpoint done' USR1; echo begun; while :; do sleep 0.1; done"
     run = await running(edge, agent, saving)
     other = await running(edge, agent, SLEEP, generation=2)
     shims = [agent.shim(run), agent.shim(other)]

@@ -1,0 +1,82 @@
+"""The notice over HTTP: as the file says it, for the workload alone, in whatever network it is."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+LARGEST_SHIM_KIB = 15 * 1024
+ASKS = """
+import json, os, time, urllib.error, urllib.request
+def ask(url=os.environ["GPUPOOL_NOTICE_URL"]):
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+        except OSError:
+            time.sleep(0.02)
+print("first", *ask(), flush=True)
+print("elsewhere", *ask(os.environ["GPUPOOL_NOTICE_URL"][:-1] + "/"), flush=True)
+while ask()[0] == 204:
+    time.sleep(0.02)
+status, body = ask()
+assert json.loads(body) == json.load(open(os.environ["GPUPOOL_NOTICE"]))
+print("told", status, json.loads(body)["code"], flush=True)
+while ask()[0] == 200:
+    time.sleep(0.02)
+print("withdrawn", flush=True)
+"""
+
+
+async def heard(edge: FakeEdge, number: int) -> list[str]:
+    run = f"run-{number}"
+    await edge.want(job(f"python3 -c {shlex.quote(ASKS)}", generation=number))
+    await edge.until(lambda: "elsewhere" in edge.log(run))
+    await asyncio.sleep(1.5)  # a host closes what others listen on to a workload within a second
+    await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
+    await edge.until(lambda: "told" in edge.log(run))
+    await edge.change(run, verb="start")
+    ended = await edge.until_state(run, "ended")
+    assert (ended.outcome, ended.exit_code) == ("finished", 0)
+    await edge.until(lambda: "withdrawn" in edge.log(run))
+    return edge.log(run).splitlines()
+
+
+TOLD = ["first 204", "elsewhere 404", "told 200 evicted_for_guarantee", "withdrawn"]
+
+
+async def test_a_notice_is_told_over_http(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert [line.strip() for line in await heard(edge, 1)] == TOLD
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("network", ["private", "host"])
+async def test_a_notice_is_told_over_http_inside_a_sandbox(edge: FakeEdge, make_agent: MakeAgent, network: str) -> None:
+    await make_agent("--network", network, launcher="bubblewrap")
+    first, second = await asyncio.gather(heard(edge, 1), heard(edge, 2))
+    assert [line.strip() for line in first] == [line.strip() for line in second] == TOLD
+
+
+async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(edge: FakeEdge, agent: AgentProcess) -> None:
+    silent = (
+        "import os, socket, time\n"
+        "from urllib.parse import urlsplit\n"
+        "place = urlsplit(os.environ['GPUPOOL_NOTICE_URL'])\n"
+        "kept = [socket.create_connection((place.hostname, place.port)) for _ in range(40)]\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    await edge.want(job(f'python3 -c "{silent}"'))
+    await edge.until(lambda: "begun" in edge.log("run-1"))
+    memory = Path(f"/proc/{agent.shim('run-1')['pid']}/status").read_text()
+    assert int(memory.split("VmRSS:")[1].split()[0]) < LARGEST_SHIM_KIB
+    await edge.change("run-1", verb="stop", code="cancelled")
+    assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
