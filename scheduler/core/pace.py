@@ -1,32 +1,129 @@
-"""When work deep in a queue may expect to start: by the pool's pace, not on particular units.
+"""When work deep in a queue may expect to start: by counting units that become free, not on particular hosts.
 
-The forecast (``timeline.Forecast``) gives the first that wait their hosts and times. Those behind are told the time that
-the pool needs for the work in between.
+The forecast (``timeline.Forecast``) gives the first that wait their hosts and times. Those behind go on where it stopped:
+of each kind, how many units are expected free at each moment is known, and in pieces of how many to a host. Whoever is
+next in the queue takes the first moment from which there are enough, for as long as it needs them, and is taken off what
+is left for those behind. So a small ask slips in before the large ones ahead of it, as it does when the time comes, and
+nobody starts before what is ahead has had its choice.
+
+Pieces: an ask for 4 units on a host can't use 4 hosts with one each. Room for a size is what is free in whole pieces of
+it. What smaller asks take comes out of the scraps first, as the placement rule will have it, then out of whole pieces.
 """
 
 from __future__ import annotations
 
-from scheduler.core.board import Board
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.core.board import NEVER, Board, Ints
 from scheduler.core.model import Queued
 from scheduler.core.timeline import Forecast
 
+COUNTED_SINGLY = 2_000  # of those behind the forecast; the rest by how fast these go
+MOMENTS = 256  # at which room is counted; finer is slower. Beyond the last known one there are always more.
+
 
 class Pace:
-    """Expected starts behind the last forecast start, in the order of the queue."""
+    """Expected starts behind the last that the forecast places, in the order of the queue."""
 
-    def __init__(self, board: Board, forecast: Forecast, latest_start: int) -> None:
-        """``latest_start`` is the latest that the forecast gave (s)."""
-        self.board, self.forecast, self.latest_start = board, forecast, latest_start
+    def __init__(self, board: Board, forecast: Forecast) -> None:
+        self.board, self.forecast = board, forecast
+        self.counted = 0
         self._capacity = int(board.slots[board.usable].sum())
-        self._behind = 0  # slot-seconds waiting behind the last forecast
+        self._behind = 0  # slot-seconds behind the last that was counted singly
+        self._room: dict[int, Room] = {}  # by kind
 
-    def expected_start(self, queued: Queued, kinds: list[int]) -> int | None:
-        """When a workload may start that may have units of these kinds; it is then counted in."""
-        if self._capacity == 0 or not kinds:
+    def expected_start(self, queued: Queued, kinds: Sequence[int], seconds: int) -> int | None:
+        """When a workload may start that may have units of these kinds and needs them for so long; it is then counted in.
+        None when not enough of any would be free at one time."""
+        ask = queued.ask
+        starts: list[tuple[int, int, int]] = []
+        for kind in kinds:
+            start = self._room_of(kind).earliest(ask.units, ask.hosts, seconds)
+            if start is not None:
+                starts.append((start, len(starts), kind))
+        if not starts or self._capacity == 0:
             return None
-        start = self.latest_start + self._behind // self._capacity
-        self._behind += self.board.need_slots(queued.ask, kinds[0]) * queued.predicted_seconds
+        start, _, kind = min(starts)
+        if self.counted < COUNTED_SINGLY:
+            self.counted += 1
+            self._room_of(kind).take(ask.units, ask.hosts, start, start + queued.predicted_seconds)
+        else:
+            start += self._behind // self._capacity
+            self._behind += self.board.need_slots(ask, kind) * queued.predicted_seconds
         return max(start, self.board.now + 1)
 
-    def note_placed(self, units: list[int], seconds: int) -> None:
+    def note_placed(self, units: Sequence[int], seconds: int) -> None:
         """Work that was started meanwhile."""
+        hosts: dict[tuple[int, int], int] = {}
+        for unit in units:
+            place = int(self.board.kind[unit]), int(self.board.host_of[unit])
+            hosts[place] = hosts.get(place, 0) + 1
+        for (kind, _), count in hosts.items():
+            if kind in self._room:
+                self._room[kind].take(count, 1, self.board.now, self.board.now + seconds)
+
+    def _room_of(self, kind: int) -> Room:
+        if kind not in self._room:
+            self._room[kind] = Room(self.forecast.moments, self.forecast.profile(kind), self.board.now)
+        return self._room[kind]
+
+
+class Room:
+    """Units of one kind that are expected to be free, at each of some moments, in whole pieces of each size. That the
+    pieces of a gang lie on different hosts is not looked at."""
+
+    def __init__(self, moments: Ints, profile: Ints, now: int) -> None:
+        """``profile`` is ``[moment, host]``: free units."""
+        self.moments: list[int] = moments.tolist()
+        self.now = now
+        free = np.maximum(profile, 0)
+        self.largest = max(1, int(free.max(initial=0)))
+        sizes = np.arange(self.largest + 1)
+        levels = np.arange(len(moments))[:, None] * len(sizes) + free
+        hosts = np.bincount(levels.ravel(), minlength=len(moments) * len(sizes)).reshape(len(moments), -1)
+        pieces = sizes[:, None] // sizes[1:] * sizes[1:]  # of so many free, those in whole pieces of each size
+        self.whole: Ints = (hosts @ pieces).T.copy()  # [size - 1, moment]
+        self.scraps: Ints = self.whole[0] - self.whole
+        self._reached: dict[tuple[int, int, int], int] = {}  # where the search for one like it ended
+
+    def earliest(self, units: int, hosts: int, seconds: int) -> int | None:
+        """The first moment after now from which there is room for ``hosts`` pieces of ``units`` for so long."""
+        if units > self.largest:
+            return None
+        need, room = units * hosts, self.whole[units - 1]
+        # Room only ever shrinks, so who needs as much for as long as one before does not start before it. Times are
+        # taken alike up to a factor of two, or hardly two asks would be.
+        stretch = seconds.bit_length()
+        key = units, hosts, stretch
+        at = bisect_right(self.moments, max(self.now, self._reached.get(key, 0) - 1))
+        while at < len(self.moments):
+            end = max(at + 1, bisect_left(self.moments, self.moments[at] + (1 << stretch)))
+            short = room[at:end] < need
+            if not short.any():
+                break
+            at += len(short) - int(short[::-1].argmax())  # after the last moment without
+        self._reached[key] = self.moments[at] if at < len(self.moments) else NEVER
+        return self.moments[at] if at < len(self.moments) else None
+
+    def take(self, units: int, hosts: int, start: int, end: int) -> None:
+        """Units that somebody has from ``start`` to ``end``, in ``hosts`` pieces."""
+        units = min(units, self.largest)
+        first, last = bisect_left(self.moments, start), self._at(end)
+        self.whole[:units, first:last] -= units * hosts
+        scraps = self.scraps[units:, first:last]
+        taken = np.minimum(scraps, units * hosts)
+        scraps -= taken
+        self.whole[units:, first:last] -= units * hosts - taken
+
+    def _at(self, time: int) -> int:
+        """The place of a moment, put in if there is room for it or it is the last; else the next one's."""
+        place = bisect_left(self.moments, time)
+        last = place == len(self.moments)
+        if last or (self.moments[place] != time and len(self.moments) < MOMENTS):
+            self.moments.insert(place, time)
+            self.whole = np.insert(self.whole, place, self.whole[:, place - 1], axis=1)
+            self.scraps = np.insert(self.scraps, place, self.scraps[:, place - 1], axis=1)
+        return place

@@ -1,0 +1,135 @@
+"""Expected starts behind the last that the forecast places: units counted as they become free, not hosts."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from scheduler.core.model import (
+    Ask,
+    Host,
+    Policy,
+    Pool,
+    PoolKind,
+    Queued,
+    Quota,
+    Running,
+    Snapshot,
+    Team,
+    Unit,
+)
+from scheduler.core.pace import Room
+from scheduler.core.planner import plan
+from scheduler.core.waiting import FORECAST_DEPTH
+
+NOW, HOUR = 1_000_000, 3600
+HOSTS = 4
+
+
+def room(*profile: tuple[int, ...]) -> Room:
+    """Free units of some hosts now and after each further hour."""
+    return Room(np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW)
+
+
+def pool(queued: list[Queued], running: tuple[Running, ...] = ()) -> Snapshot:
+    """Four hosts of eight GPUs, and one team that borrows them."""
+    units = tuple(Unit(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(8))
+    return Snapshot(
+        1,
+        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(half_life_seconds=0)),),
+        hosts=tuple(Host(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
+        units=units,
+        teams=(Team(1, "red"),),
+        quotas=(Quota(1, 1, "H100", 0),),
+        queued=tuple(queued),
+        running=running,
+    )
+
+
+def busy(hours: int) -> tuple[Running, ...]:
+    """Every GPU in use, one of them free after each quarter of ``hours`` and all by then."""
+    found = []
+    for number, unit in enumerate(h * 10 + g for h in range(1, HOSTS + 1) for g in range(8)):
+        end = NOW + hours * HOUR * (number % 4 + 1) // 4
+        found.append(Running(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True))
+    return tuple(found)
+
+
+def waits(number: int, ask: Ask, seconds: int) -> Queued:
+    return Queued(number, 1, 1, 1, 1, ask, NOW - HOUR + number, seconds, seconds, preemptible=True)
+
+
+def told(queued: list[Queued], running: tuple[Running, ...]) -> dict[int, int]:
+    """When each is expected to start."""
+    starts = {}
+    for refusal in plan(pool(queued, running), NOW).refusals:
+        assert refusal.expected_start is not None
+        starts[refusal.workload] = refusal.expected_start
+    return starts
+
+
+def test_a_small_ask_deep_in_the_queue_is_not_told_to_wait_for_the_gangs_before_it() -> None:
+    gangs = [waits(n, Ask(8, HOSTS), 24 * HOUR) for n in range(1, FORECAST_DEPTH + 1)]
+    starts = told([*gangs, waits(500, Ask(1), HOUR), waits(501, Ask(1), 40 * HOUR)], busy(8))
+    assert starts[FORECAST_DEPTH] >= NOW + 60 * 24 * HOUR, "the last gang waits for all the others"
+    assert starts[500] == NOW + 2 * HOUR, "as soon as a GPU is free: it is gone when the first gang can start"
+    assert starts[501] > starts[FORECAST_DEPTH], "it would be in the way of every gang before it"
+
+
+def test_who_is_behind_the_forecast_starts_when_those_ahead_have_had_their_choice() -> None:
+    ahead = FORECAST_DEPTH + 40
+    starts = told([waits(n, Ask(1), 4 * HOUR) for n in range(1, ahead + 100)], busy(4))
+    in_order = [starts[n] for n in sorted(starts)]
+    assert in_order == sorted(in_order), "equals start in their order"
+    free_again = NOW + 5 * HOUR  # the first 8 units come free after 1 h, and are needed for 4 h each
+    before = 32  # as many units as there are come free before
+    assert starts[before] < free_again <= starts[ahead] <= free_again + 12 * HOUR
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_deep_in_the_queue_is_told_a_time_when_more_would_be_in_use_than_there_is(seed: int) -> None:
+    dice = random.Random(seed)
+    queued = [
+        waits(n, Ask(dice.choice((1, 1, 2, 4, 8)), dice.choice((1, 1, 1, 2))), dice.randint(1, 12) * HOUR)
+        for n in range(1, 300)
+    ]
+    starts = told(queued, busy(6))
+    ends = {r.id: r.until for r in busy(6)}
+    for moment in sorted(set(starts.values())):
+        at_work = sum(end > moment for end in ends.values())
+        for q in queued:
+            begun = starts.get(q.id, NOW)
+            at_work += q.ask.total_units * (begun <= moment < begun + q.predicted_seconds)
+        assert at_work <= HOSTS * 8, (seed, moment - NOW)
+
+
+def test_pieces_smaller_than_an_ask_are_no_room_for_it() -> None:
+    scattered = room((4, 4, 4), (4, 4, 8))
+    assert scattered.earliest(8, 1, 60) == NOW + HOUR
+    assert scattered.earliest(2, 1, 60) == NOW + HOUR, "later than now, and then at once"
+    assert scattered.earliest(16, 1, 60) is None
+
+
+def test_small_asks_take_the_scraps_before_they_break_up_whole_pieces() -> None:
+    hosts = room((0, 0), (3, 8))
+    hosts.take(1, 3, NOW, NOW + 100 * HOUR)
+    assert hosts.earliest(8, 1, 60) == NOW + HOUR
+    hosts.take(1, 1, NOW, NOW + 100 * HOUR)
+    later = hosts.earliest(8, 1, 60)
+    assert later is None or later >= NOW + 100 * HOUR
+
+
+def test_room_has_to_last_as_long_as_it_is_needed() -> None:
+    hosts = room((1,), (1,), (0,), (0,), (1,))
+    assert hosts.earliest(1, 1, HOUR // 2) == NOW + HOUR
+    assert hosts.earliest(1, 1, 2 * HOUR) == NOW + 4 * HOUR
+
+
+def test_what_runs_beyond_all_that_is_known_is_in_nobodys_way_for_ever() -> None:
+    hosts = room((1,), (1,))
+    for number in range(30):
+        start = hosts.earliest(1, 1, HOUR)
+        assert start is not None and start >= NOW + number * HOUR, "they start one after another"
+        hosts.take(1, 1, start, start + HOUR)
