@@ -18,6 +18,7 @@ import aiohttp
 from agent import AGENT_VERSION, logs, processes, volumes
 from agent.background import is_kernel
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
+from agent.diagnostics import Diagnostics
 from agent.launchers import Launcher
 from agent.meter import Hardware, HardwareEvent, Meter, Use
 from agent.notebook import watch
@@ -33,17 +34,20 @@ from agent.protocol import (
     RunWanted,
     SampleBatch,
     SampleRow,
+    StraySeen,
 )
 from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json, write_json
+from agent.strays import Strays
 from agent.streams import Streams
 
 log = logging.getLogger("agent")
 
 LOOK_SECONDS = 0.2  # how often the shims' files are read
 EVENTS_SECONDS = 1.0
+SAME_EVENT_SECONDS = 5.0  # the driver's event and the kernel's log do not have the same time to the second
 ASK_STARTING_SECONDS = 0.1  # a notebook that is starting
 ASK_READY_SECONDS = 3.0
 ROWS_OFFLINE = 12  # samples per batch while the edge is away: fewer, larger files
@@ -89,6 +93,9 @@ class Agent:
             hardware, launcher, meter, notes, volumes.environment(runs.exposed), runs
         )
         self._homes_due: HomesSeen | None = None  # measured and not yet said
+        self._diagnostics = Diagnostics(state, hardware, runs.locks_folder, simulated=meter.simulated)
+        self._strays = Strays()
+        self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._home_is_new = asyncio.Event()
         self._spool = Spool(state.folder / "spool")
         self._sent_batches = 0
@@ -124,6 +131,7 @@ class Agent:
                 self._watch_events(),
                 self._watch_notebooks(),
                 self._watch_homes(),
+                self._watch_diagnostics(),
             )
             tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
             ended: asyncio.Task[object] = asyncio.create_task(stopped.wait())
@@ -143,6 +151,7 @@ class Agent:
             await self._streams.close()
         if self._unsaved:
             self._save_samples()
+        await self._diagnostics.close()
         if self.options.stop_on_exit:
             await self._stop_everything()
         await self.meter.close()
@@ -229,6 +238,8 @@ class Agent:
             runs=self.runs.seen(),
             spooled_batches=len(self._spool.pending(0)),
             homes=self._homes_due,
+            strays=self._strays_due,
+            diagnostics=self._diagnostics.seen(),
         )
 
     def on_observed_sent(self, observed: Observed) -> None:
@@ -236,6 +247,8 @@ class Agent:
         costs one measurement, and one that is refused does not keep the host from its leases."""
         if self._homes_due is observed.homes:
             self._homes_due = None
+        if self._strays_due is observed.strays:
+            self._strays_due = None
         for seen in observed.runs:
             run = self.runs.runs.get(seen.run)
             if run is not None and seen.state == "ended":
@@ -248,6 +261,7 @@ class Agent:
         for run in self.runs.runs.values():
             run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
         self._health_due = self._recent_health()
+        self._strays_due = list(self._strays.seen)
 
     def on_disconnect(self) -> None:
         """The line to the edge ended: until there is one again no new workspace connections are dialled."""
@@ -312,6 +326,8 @@ class Agent:
             self._keep_log_marks()
         if self._streams is not None:
             self._streams.keep(desired.streams)
+        with _disk_trouble_survived("a diagnostic"):
+            self._diagnostics.want(desired.diagnostics)
         await self._reconcile()
 
     def _commit(self, desired: Desired) -> None:
@@ -369,6 +385,7 @@ class Agent:
         if boottime() >= self._lease_until:
             return  # what the server wanted is too old to begin anything
         is_new = not (self.runs.homes / wanted.owner).exists()
+        self._diagnostics.give_way(wanted.unit_uuids)
         await self.runs.start(wanted, self._lease_until)
         if is_new:
             self._home_is_new.set()
@@ -395,11 +412,25 @@ class Agent:
             began = time.monotonic()
             uses = await asyncio.to_thread(self._uses, list(self.runs.holders().items()))
             self._unsaved += await self.meter.sample(uses, time.time())
+            self._look_for_strays(uses)
             online = self._connection is not None and self._connection.connected
             if online or len(self._unsaved) >= ROWS_OFFLINE * max(1, len(self._claims())):
                 self._save_samples()
                 self._wake()
             await asyncio.sleep(max(0.0, self.options.sample_seconds - (time.monotonic() - began)))
+
+    def _look_for_strays(self, uses: dict[str, Use]) -> None:
+        action = self._desired.stray_action if self._desired is not None else "report"
+        ours = self._diagnostics.pids()
+        if self._strays.look(self.meter.processes(), uses, ours, action=action, now=time.monotonic()):
+            self._strays_due = list(self._strays.seen)
+            self._note_change()
+
+    async def _watch_diagnostics(self) -> None:
+        while True:
+            await self._diagnostics.changed.wait()
+            self._diagnostics.changed.clear()
+            self._note_change()
 
     def _claims(self) -> frozenset[str]:
         return self.runs.known_units
@@ -422,10 +453,20 @@ class Agent:
         return found
 
     async def _watch_events(self) -> None:
+        for event in await self.meter.earlier(time.time()):
+            if not self._knows(event):
+                self._note_event(event)
         while True:
             for event in await self.meter.events(time.time()):
                 self._note_event(event)
             await asyncio.sleep(EVENTS_SECONDS)
+
+    def _knows(self, event: HardwareEvent) -> bool:
+        """Whether an earlier agent heard of what the kernel's log says."""
+        return any(
+            (known.gpu, known.code) == (event.gpu, event.code) and abs(known.ts - event.ts) < SAME_EVENT_SECONDS
+            for known in self._recent_health()
+        )
 
     def _note_event(self, event: HardwareEvent) -> None:
         log.warning("hardware event %s on %s: %s", event.code, event.gpu, event.detail)
@@ -528,6 +569,7 @@ def _inventory(
         isolation=launcher.name,
         simulated=meter.simulated,
         driver_version=hardware.driver_version,
+        cuda_version=hardware.cuda_version,
         notes=[*notes, *hardware.notes],
         environment=environment,
         address=runs.address,

@@ -16,6 +16,7 @@ class Hardware:
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)
     devices: dict[str, list[str]] = field(default_factory=dict)
+    cuda_version: str = ""  # the newest that the driver supports
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Use:
     gpu_processes: int  # of these, processes that may compute: for a notebook its kernels
     declared_utilisation: float | None = None  # simulated GPUs only: what the workload says of itself
     declared_memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that computes on a unit, as the GPU's driver has it."""
+
+    gpu: str  # uuids
+    unit: str
+    pid: int
+    memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,12 @@ class Meter(Protocol):
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         """One row per unit, stamped ``now`` (seconds since the epoch). ``uses``: by unit uuid. What can't be read is None."""
+
+    def processes(self) -> list[GpuProcess]:
+        """Who computed on the GPUs at the last sample."""
+
+    async def earlier(self, now: float) -> list[HardwareEvent]:
+        """What happened since the host was started and before this agent was; the same ids each time."""
 
     async def events(self, now: float) -> list[HardwareEvent]:
         """What happened since the last call."""

@@ -3,7 +3,7 @@
 A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. So this process does nothing
 but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_meter``).
 
-    {"id": 1, "ask": "hardware" | "sample" | "events"}   ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
+    {"id": 1, "ask": "hardware" | "sample" | "events" | "conditions"}   ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
 
 The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,25 @@ MOST_EVENTS = 100
 MARKETED_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
 # The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+# nvmlGpuTopologyLevel_t: the nearest that two GPUs have in common.
+LEVELS = {
+    0: "the same board",
+    10: "one PCIe switch",
+    20: "several PCIe switches",
+    30: "one host bridge",
+    40: "one NUMA node",
+    50: "across NUMA nodes",
+}
+LINK_ERRORS = (
+    pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
+    pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+    pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+)
+LINK_BYTES = (
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+)  # KiB, all links
+ALL_LINKS = 0xFFFFFFFF  # as a field's scope
 
 
 def maybe(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -60,6 +80,10 @@ class Gpu:
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
         self.instances = self._instances()
         self.earlier: dict[str, Any] = {}  # per unit: the last GPM sample
+        pci = maybe(pynvml.nvmlDeviceGetPciInfo, self.handle)
+        self.pci_bus_id = text(pci.busId) if pci is not None else ""
+        self.links = self._links()
+        self.link_bytes: tuple[float, int] | None = None  # the moment and the counter of the last sample
 
     def _instances(self) -> list[dict[str, Any]]:
         mode = maybe(pynvml.nvmlDeviceGetMigMode, self.handle)
@@ -117,21 +141,84 @@ class Gpu:
                     "memory_mib": self.memory_mib,
                 }
             ]
-        pci = maybe(pynvml.nvmlDeviceGetPciInfo, self.handle)
-        linked = any(
-            maybe(pynvml.nvmlDeviceGetNvLinkState, self.handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
-        )
         return {
             "index": self.index,
             "uuid": self.uuid,
             "model": model_name(text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib),
             "memory_mib": self.memory_mib,
             "compute_capability": capability[0] * 10 + capability[1],
-            "nvlink_group": 0 if linked else None,
+            "nvlink_group": None,
+            "nvlinks": sum(self.links.values()) if self.links else None,
+            "pcie": self._pcie(),
             "numa_node": maybe(pynvml.nvmlDeviceGetNumaNodeId, self.handle),
-            "pci_bus_id": text(pci.busId) if pci is not None else "",
+            "pci_bus_id": self.pci_bus_id,
             "units": units,
         }
+
+    def _links(self) -> dict[int, int]:
+        """Of each NVLink that this board has: 1 when it is up."""
+        states = {
+            link: maybe(pynvml.nvmlDeviceGetNvLinkState, self.handle, link)
+            for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+        }
+        return {link: int(state) for link, state in states.items() if state is not None}
+
+    def _pcie(self) -> str:
+        width = maybe(pynvml.nvmlDeviceGetCurrPcieLinkWidth, self.handle)
+        most = maybe(pynvml.nvmlDeviceGetMaxPcieLinkWidth, self.handle)
+        generation = maybe(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, self.handle)
+        if not width or not most:
+            return ""
+        return f"x{width} of x{most}" + (f", up to generation {generation}" if generation else "")
+
+    def partners(self) -> set[str]:
+        """What the links that are up lead to: "switch", or the PCI address of another GPU."""
+        found = set()
+        for link, is_up in self.links.items():
+            if not is_up:
+                continue
+            kind = maybe(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, self.handle, link)
+            other = maybe(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, self.handle, link)
+            if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                found.add("switch")
+            elif other is not None and text(other.busId):
+                found.add(text(other.busId).lower())
+        return found
+
+    def condition(self) -> dict[str, Any]:
+        """What ``agent.conditions`` makes events of. None: not supported, or not known just now."""
+        rows = maybe(pynvml.nvmlDeviceGetRemappedRows, self.handle)
+        self.links = self._links() or self.links
+        errors = [
+            maybe(pynvml.nvmlDeviceGetNvLinkErrorCounter, self.handle, link, kind)
+            for link, is_up in self.links.items()
+            if is_up
+            for kind in LINK_ERRORS
+        ]
+        known = [count for count in errors if count is not None]
+        return {
+            "lost": self._is_lost(),
+            "recovery": self._field_value(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+            "uncorrectable": maybe(
+                pynvml.nvmlDeviceGetTotalEccErrors,
+                self.handle,
+                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                pynvml.NVML_VOLATILE_ECC,
+            ),
+            "remapped": rows[1] if rows else None,
+            "remap_pending": bool(rows[2]) if rows else None,
+            "remap_failed": bool(rows[3]) if rows else None,
+            "clock_reasons": maybe(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
+            "links": {str(link): state for link, state in self.links.items()},
+            "link_errors": sum(known) if known else None,
+        }
+
+    def _is_lost(self) -> bool:
+        try:
+            pynvml.nvmlDeviceGetTemperature(self.handle, pynvml.NVML_TEMPERATURE_GPU)
+        except pynvml.NVMLError as error:
+            return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+        return False
 
     def devices(self) -> dict[str, list[str]]:
         """Per unit: the device nodes it needs beside the ones all GPUs share."""
@@ -172,17 +259,39 @@ class Gpu:
             "throttle_reasons": maybe(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
             "pcie_rx_kib": maybe(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
             "pcie_tx_kib": maybe(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+            "nvlink_kib": self._link_kib(),
         }
 
     def _field(self, number: int) -> int | None:
-        values = maybe(pynvml.nvmlDeviceGetFieldValues, self.handle, [number])
+        return self._field_value(number) or None  # 0 degrees is how some boards say that they have no such sensor
+
+    def _field_value(self, number: int, scope: int = 0) -> int | None:
+        values = maybe(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
         if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
             return None
-        return int(values[0].value.uiVal) or None  # 0 degrees is how some boards say that they have no such sensor
+        wide = values[0].valueType in (
+            pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+            pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG,
+        )
+        return int(values[0].value.ullVal if wide else values[0].value.uiVal)
+
+    def _link_kib(self) -> int | None:
+        """KiB a second over all its links since the last look; None where they are not counted, and at the first look."""
+        counts = [self._field_value(number, ALL_LINKS) for number in LINK_BYTES] if self.links else []
+        known = [count for count in counts if count is not None]
+        if not known or len(known) < len(counts):
+            return None
+        before, now = self.link_bytes, time.monotonic()
+        self.link_bytes = (now, sum(known))
+        if before is None or now <= before[0] or sum(known) < before[1]:
+            return None
+        return int((sum(known) - before[1]) / (now - before[0]))
 
     def _processes(self, handle: Any) -> dict[str, Any]:
         found = maybe(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        return {"pids": None if found is None else [process.pid for process in found]}
+        if found is None:
+            return {"pids": None}
+        return {"pids": [[process.pid, _mib_of(process.usedGpuMemory)] for process in found]}
 
     def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
         """SM and tensor activity since the last look (Hopper and newer); None elsewhere and at the first look."""
@@ -230,6 +339,15 @@ def _mib(memory: Any) -> int | None:
     return memory.used >> 20 if memory is not None else None
 
 
+def _mib_of(used: int | None) -> int | None:
+    return None if used is None else int(used) >> 20
+
+
+def _version(number: int | None) -> str:
+    """12040 as "12.4"."""
+    return "" if not number else f"{number // 1000}.{number % 1000 // 10}"
+
+
 def _capability(path: Path) -> str:
     try:
         minor = re.search(r"DeviceFileMinor:\s*(\d+)", path.read_text())
@@ -271,11 +389,52 @@ class Reader:
         for gpu in self.gpus:
             devices.update(gpu.devices())
         return {
-            "gpus": [gpu.seen() for gpu in self.gpus],
+            "gpus": self._seen(),
             "driver_version": text(maybe(pynvml.nvmlSystemGetDriverVersion)),
+            "cuda_version": _version(maybe(pynvml.nvmlSystemGetCudaDriverVersion_v2)),
             "notes": notes,
             "devices": devices,
         }
+
+    def _seen(self) -> list[dict[str, Any]]:
+        """Every GPU, with the group of those that reach each other over NVLink, and how it reaches the others."""
+        groups = self._groups()
+        seen = [gpu.seen() for gpu in self.gpus]
+        for gpu, told in zip(self.gpus, seen, strict=True):
+            told["nvlink_group"] = groups.get(gpu.index)
+            told["links"] = {}
+            for other in self.gpus:
+                if other is gpu:
+                    continue
+                group = groups.get(gpu.index)
+                level = maybe(pynvml.nvmlDeviceGetTopologyCommonAncestor, gpu.handle, other.handle)
+                way = "NVLink" if group is not None and group == groups.get(other.index) else LEVELS.get(level, "")
+                if way:
+                    told["links"][other.uuid] = way
+        return seen
+
+    def _groups(self) -> dict[int, int]:
+        """By GPU index, the number of its NVLink group: all on switches are one, others are one when links lead between them."""
+        partners = {gpu.index: gpu.partners() for gpu in self.gpus}
+        of = {gpu.index: gpu.index for gpu in self.gpus if gpu.links and any(gpu.links.values())}
+        for gpu in self.gpus:
+            for other in self.gpus:
+                if (
+                    gpu.index in of
+                    and other.index in of
+                    and (
+                        "switch" in partners[gpu.index] & partners[other.index]
+                        or (other.pci_bus_id and other.pci_bus_id.lower() in partners[gpu.index])
+                    )
+                ):
+                    low, high = sorted((of[gpu.index], of[other.index]))
+                    of = {index: low if group == high else group for index, group in of.items()}
+        numbers = {group: number for number, group in enumerate(sorted(set(of.values())))}
+        return {index: numbers[group] for index, group in of.items()}
+
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        """By GPU uuid: what can be wrong with it without an event."""
+        return {gpu.uuid: gpu.condition() for gpu in self.gpus}
 
     def sample(self) -> list[dict[str, Any]]:
         """One reading per unit."""
@@ -304,7 +463,12 @@ def main() -> int:
     except pynvml.NVMLError as error:
         print(json.dumps({"id": 0, "error": str(error)}), flush=True)
         return 1
-    asks: dict[str, Callable[[], Any]] = {"hardware": reader.hardware, "sample": reader.sample, "events": reader.events}
+    asks: dict[str, Callable[[], Any]] = {
+        "hardware": reader.hardware,
+        "sample": reader.sample,
+        "events": reader.events,
+        "conditions": reader.conditions,
+    }
     for line in sys.stdin:
         question = json.loads(line)
         try:

@@ -11,8 +11,10 @@ import time
 import uuid
 from typing import Any
 
-from agent.meter import Hardware, HardwareEvent, Use
+from agent import conditions, kernel_log
+from agent.meter import GpuProcess, Hardware, HardwareEvent, Use
 from agent.protocol import GpuSeen, SampleRow, parse
+from agent.state import boot_id
 
 log = logging.getLogger("agent.nvml")
 
@@ -20,6 +22,7 @@ DEADLINE_SECONDS = 10.0
 START_DEADLINE_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
 LARGEST_ANSWER = 1 << 22
 CLOSE_SECONDS = 2.0
+CONDITIONS_SECONDS = 5.0
 RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
 
 
@@ -40,30 +43,78 @@ class NvmlMeter:
         self._number = 0
         self._overdue = 0  # the question whose answer did not come
         self._asking = asyncio.Lock()
-        self._units: list[str] = []
+        self._gpus: list[GpuSeen] = []
+        self._gpu_of: dict[str, str] = {}  # by unit
+        self._processes: list[GpuProcess] = []
+        self._conditions: dict[str, conditions.Condition] = {}
+        self._conditions_at = -CONDITIONS_SECONDS
+        self._hung_since: float | None = None
+        self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
 
     async def hardware(self) -> Hardware:
         answer = await self._ask("hardware", START_DEADLINE_SECONDS)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
-        self._units = [unit.uuid for gpu in gpus for unit in gpu.units]
-        return Hardware(gpus, answer["driver_version"], answer["notes"], answer["devices"])
+        self._gpus = gpus
+        self._gpu_of = {unit.uuid: gpu.uuid for gpu in gpus for unit in gpu.units}
+        versions = answer["driver_version"], answer["cuda_version"]
+        return Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1])
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         try:
             answer = await self._ask("sample", self._deadline)
         except NoAnswer as problem:
             log.warning("GPUs are not read: %s", problem)
-            answer = [{"unit": unit, "pids": None} for unit in self._units]
+            answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
+        self._processes = [
+            GpuProcess(self._gpu_of[reading["unit"]], reading["unit"], pid, memory)
+            for reading in answer
+            if reading["unit"] in self._gpu_of
+            for pid, memory in reading["pids"] or ()
+        ]
         return [_row(reading, uses.get(reading["unit"]), now) for reading in answer]
+
+    def processes(self) -> list[GpuProcess]:
+        return self._processes
+
+    async def earlier(self, now: float) -> list[HardwareEvent]:
+        """XIDs of the kernel's log: the driver keeps none for who watches later."""
+        found = []
+        for xid in await asyncio.to_thread(kernel_log.xids):
+            gpu = next((gpu for gpu in self._gpus if kernel_log.same_device(xid.pci, gpu.pci_bus_id)), None)
+            name = uuid.uuid5(conditions.NAMES, f"{self._boot}/kernel log/{xid.number}").hex
+            if gpu is not None and xid.ts <= now:
+                found.append(HardwareEvent(name, gpu.uuid, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail))
+        return found
 
     async def events(self, now: float) -> list[HardwareEvent]:
         try:
             answer = await self._ask("events", self._deadline)
-        except NoAnswer:
-            return []  # said by sample()
-        return [HardwareEvent(uuid.uuid4().hex, event["gpu"], "xid", event["code"], now) for event in answer]
+            found = [HardwareEvent(uuid.uuid4().hex, event["gpu"], "xid", event["code"], now) for event in answer]
+            found += await self._changed_conditions(now)
+        except NoAnswer as problem:
+            return self._hung(str(problem), now)
+        self._hung_since = None
+        return found
+
+    async def _changed_conditions(self, now: float) -> list[HardwareEvent]:
+        if time.monotonic() - self._conditions_at < CONDITIONS_SECONDS:
+            return []
+        self._conditions_at = time.monotonic()
+        answer = await self._ask("conditions", self._deadline)
+        found = []
+        for gpu, condition in answer.items():
+            found += conditions.changes(gpu, self._conditions.get(gpu), condition, boot=self._boot, now=now)
+            self._conditions[gpu] = condition
+        return found
+
+    def _hung(self, problem: str, now: float) -> list[HardwareEvent]:
+        """Once, when the driver does not answer any more; what ended is started again and no such case."""
+        if not self._overdue or self._hung_since is not None:
+            return []
+        self._hung_since = now
+        return [HardwareEvent(uuid.uuid4().hex, "", "nvml", "nvml:hung", now, problem)]
 
     async def close(self) -> None:
         """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
@@ -134,7 +185,7 @@ def _row(reading: dict[str, Any], use: Use | None, now: float) -> SampleRow:
     stray = None
     if pids is not None:
         own = use.pids if use is not None else frozenset()
-        stray = sum(1 for pid in pids if pid not in own)
+        stray = sum(1 for pid, _ in pids if pid not in own)
     readings = {key: value for key, value in reading.items() if value is not None}
     return SampleRow(
         ts=now,

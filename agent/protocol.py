@@ -86,6 +86,7 @@ class Inventory:
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)  # what this host cannot do, in words
     environment: EnvironmentSeen | None = None  # None: an agent that does not tell
+    cuda_version: str = ""  # the newest that the driver supports
     users_per_team: bool = False  # each team's work runs as a user of its own
     limits: list[str] = field(default_factory=list)  # of cpu, memory, pids, devices: those that are set per run
     cgroups: str = ""  # v1, v2, hybrid or none

@@ -15,8 +15,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent import processes
 from agent.locks import SLOTS_OF_A_GPU
-from agent.meter import Hardware, HardwareEvent, Use
+from agent.meter import GpuProcess, Hardware, HardwareEvent, Use
 from agent.protocol import GpuSeen, SampleRow, UnitSeen
 from agent.state import StateError, read_json, write_json
 
@@ -24,6 +25,7 @@ NAMES = uuid.UUID("5b0d0b5a-6f1e-4c1e-9d57-7d6a3f1c2b10")
 LARGEST_HOST = 64
 COMPUTE_SLICES = 7
 ROOM_C = 27.0
+STRAYS = "planted_strays.json"
 TEMPERATURE_LAG_SECONDS = 40.0
 CONTEXT_MIB = 520  # what a process that opened the GPU takes at once
 
@@ -161,6 +163,8 @@ class SimulatedMeter:
 
     def __init__(self, host: str, models: list[str], slices: dict[int, list[str]], folder: Path) -> None:
         self._gpus = _gpus(host, models, slices)
+        self._strays = folder / STRAYS
+        self._processes: list[GpuProcess] = []
         self._planted = folder / "planted"
         self._planted.mkdir(exist_ok=True, mode=0o700)
         uuids = [gpu.uuid for gpu in self._gpus]
@@ -173,14 +177,31 @@ class SimulatedMeter:
         return Hardware(gpus=self._gpus, driver_version="simulated")
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
+        self._processes = self._planted_strays()
         return [self._row(gpu, unit, uses.get(unit.uuid), now) for gpu in self._gpus for unit in gpu.units]
+
+    def processes(self) -> list[GpuProcess]:
+        return self._processes
+
+    async def earlier(self, now: float) -> list[HardwareEvent]:
+        return []
+
+    def _planted_strays(self) -> list[GpuProcess]:
+        """Real processes that are said to compute on a simulated GPU."""
+        found = []
+        for entry in read_json(self._strays) or []:
+            if processes.is_alive(entry["pid"], entry["start_ticks"]):
+                gpu = self._gpus[entry["gpu"]]
+                found.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
+        return found
 
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: Use | None, now: float) -> SampleRow:
         board = BOARDS[gpu.model]
         course = self._courses.setdefault(unit.uuid, _Course())
         load = self._load(course, use, now)
-        processes = 0 if use is None else max(use.gpu_processes, 1 if load > 0 else 0)
-        memory = _memory_used(unit, use, load, processes)
+        own = 0 if use is None else max(use.gpu_processes, 1 if load > 0 else 0)
+        strays = sum(1 for each in self._processes if each.unit == unit.uuid)
+        memory = min(unit.memory_mib, _memory_used(unit, use, load, own) + strays * CONTEXT_MIB)
         whole = not unit.profile
         share = unit.slots / SLOTS_OF_A_GPU
         power = board.idle_w + (board.most_w * 0.97 - board.idle_w) * (load / 100) ** 0.8
@@ -205,8 +226,8 @@ class SimulatedMeter:
             throttle_reasons=(0 if load else 1) if whole else None,  # bit 0: the GPU is idle
             pcie_rx_kib=int(load * 900 * share) if whole else None,
             pcie_tx_kib=int(load * 300 * share) if whole else None,
-            processes=processes,
-            stray_processes=0,
+            processes=own + strays,
+            stray_processes=strays,
         )
 
     def _load(self, course: _Course, use: Use | None, now: float) -> float:
@@ -256,6 +277,20 @@ def _advance(course: _Course, power: float, board: Board, now: float) -> None:
     elif course.at is None:
         course.temperature_c = target
     course.at = now
+
+
+def plant_stray(folder: Path, gpu: int, pid: int) -> None:
+    """Have a simulated agent find this real process on a GPU. Raises StateError."""
+    gpus = read_json(folder / "simulated.json")
+    if gpus is None:
+        raise StateError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
+    if not 0 <= gpu < len(gpus):
+        raise StateError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
+    process = processes.look(pid)
+    if process is None:
+        raise StateError(f"--pid: {pid} is not a process of this machine")
+    entry = {"gpu": gpu, "pid": pid, "start_ticks": process.start_ticks}
+    write_json(folder / STRAYS, [*(read_json(folder / STRAYS) or []), entry])
 
 
 def plant(folder: Path, gpu: int, code: int, now: float) -> str:

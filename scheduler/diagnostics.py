@@ -90,7 +90,8 @@ def wanted_of(host: Host, pool: Pool) -> list[DiagnosticWanted]:
 
 
 def take_in(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
-    """What a host says of its diagnostics; of others' and of those that are over it says nothing. The host is locked by the caller."""
+    """What a host says of its diagnostics; what it says of others', or of those that are over, is not heard. The host is locked by
+    the caller."""
     told = {key: one for one in seen if (key := _uuid(one.diagnostic)) is not None}
     if not told:
         return
@@ -156,7 +157,9 @@ def _settle_host(host_id: int, now: datetime) -> None:
     if host.tripped_at is None or host.admin_state != AdminState.CORDONED or states != {RepairState.WELL}:
         return
     passed = Diagnostic.objects.filter(host=host, state=DiagnosticState.PASSED, created_at__gte=host.tripped_at)
-    if set(passed.values_list("gpu_id", flat=True)) >= set(host.gpus.filter(retired_at=None).values_list("pk", flat=True)):
+    if set(passed.values_list("gpu_id", flat=True)) >= set(
+        host.gpus.filter(retired_at=None).values_list("pk", flat=True)
+    ):
         return_host(host, reason="the diagnostics of its GPUs passed", now=now)
 
 

@@ -14,6 +14,7 @@ from agent.protocol import (
     FRAMES_UP,
     VERSION,
     Desired,
+    DiagnosticWanted,
     Health,
     JoinAnswer,
     JoinRequest,
@@ -41,6 +42,8 @@ class FakeEdge:
     poll_seconds: float = 0.3
     streams_wanted: int = 0
     wanted: dict[str, RunWanted] = field(default_factory=dict)
+    diagnostics: list[DiagnosticWanted] = field(default_factory=list)
+    stray_action: str = "report"
     commits: bool = True  # whether batches are committed
     committed: int = 0
     silent: bool = False  # hears everything, says nothing
@@ -109,6 +112,8 @@ class FakeEdge:
             streams=self.streams_wanted,
             poll_seconds=self.poll_seconds,
             answers=self._answers,
+            diagnostics=self.diagnostics,
+            stray_action=self.stray_action,
         )
 
     async def push(self) -> None:

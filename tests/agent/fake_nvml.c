@@ -1,5 +1,6 @@
 /* A library in NVML's place for machines without a GPU: two boards, the second split in two on demand. What goes wrong is said
- * by words in the file that FAKE_NVML names: "hang", "lost", "xid", "mig", "pid N". Figures and layouts follow nvml.h. */
+ * by words in the file that FAKE_NVML names: "hang", "lost", "xid", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed",
+ * "clocks N", "link down", "crc N", "no links". Figures and layouts follow nvml.h. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,5 +103,65 @@ int nvmlDeviceGetAttributes_v2(device *gpu, attributes *found) {
     found->slices = found->compute_slices = 3;
     found->memory_mb = 40448;
     return OK;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12040; return OK; }
+typedef struct { char legacy[16]; u32 domain, bus, device, pci, subsystem; char id[32]; } pci;
+int nvmlDeviceGetPciInfo_v3(device *gpu, pci *found) {
+    memset(found, 0, sizeof *found);
+    snprintf(found->id, sizeof found->id, "00000000:%X:00.0", 0x1A + gpu->index);
+    return OK;
+}
+int nvmlDeviceGetCurrPcieLinkWidth(device *gpu, u32 *lanes) { (void)gpu; *lanes = 8; return OK; }
+int nvmlDeviceGetMaxPcieLinkWidth(device *gpu, u32 *lanes) { (void)gpu; *lanes = 16; return OK; }
+int nvmlDeviceGetMaxPcieLinkGeneration(device *gpu, u32 *generation) { (void)gpu; *generation = 5; return OK; }
+int nvmlDeviceGetTopologyCommonAncestor(device *one, device *other, int *level) { (void)one; (void)other; *level = 40; return OK; }
+int nvmlDeviceGetNvLinkState(device *gpu, u32 link, u32 *active) {
+    if (link > 1 || says("no links")) return UNSUPPORTED;
+    *active = !(says("link down") && gpu->index == 0 && link == 1);
+    return trouble();
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(device *gpu, u32 link, int *kind) { (void)gpu; (void)link; *kind = 0; return OK; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device *gpu, u32 link, pci *found) {
+    (void)link;
+    return nvmlDeviceGetPciInfo_v3(&boards[1 - gpu->index], found);
+}
+int nvmlDeviceGetNvLinkErrorCounter(device *gpu, u32 link, int counter, u64 *count) {
+    int said = says("crc ");
+    *count = gpu->index == 0 && link == 0 && counter == 2 && said ? (u64)said - 1 : 0;
+    return OK;
+}
+int nvmlDeviceGetRemappedRows(device *gpu, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed) {
+    (void)gpu;
+    *corrected = 1;
+    *uncorrected = 2;
+    *pending = says("remap pending") ? 1 : 0;
+    *failed = says("remap failed") ? 1 : 0;
+    return trouble();
+}
+int nvmlDeviceGetTotalEccErrors(device *gpu, int kind, int counter, u64 *count) {
+    int said = says("ecc ");
+    *count = gpu->index == 0 && kind == 1 && counter == 0 && said ? (u64)said - 1 : 0;
+    return trouble();
+}
+int nvmlDeviceGetCurrentClocksEventReasons(device *gpu, u64 *reasons) {
+    int said = says("clocks ");
+    *reasons = gpu->index == 0 && said ? (u64)said - 1 : 0;
+    return trouble();
+}
+typedef struct { u32 field, scope; long long moment, took; int kind, result; union { u32 small; u64 large; double real; } value; } field;
+int nvmlDeviceGetFieldValues(device *gpu, int count, field *fields) {
+    static u64 sent;
+    for (int i = 0; i < count; i++) {
+        fields[i].result = OK;
+        if (fields[i].field == 230) {
+            int said = says("recovery ");
+            fields[i].kind = 1;
+            fields[i].value.small = gpu->index == 0 && said ? said - 1 : 0;
+        } else if ((fields[i].field == 138 || fields[i].field == 139) && fields[i].scope == 0xFFFFFFFF) {
+            fields[i].kind = 3;
+            fields[i].value.large = sent += 1000;
+        } else fields[i].result = UNSUPPORTED;
+    }
+    return trouble();
 }
 int nvmlDeviceGetGpuInstanceId(device *gpu, u32 *id) { *id = 1 + gpu->instance; return OK; }

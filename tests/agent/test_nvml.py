@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent import conditions, kernel_log, nvml_meter
 from agent.meter import Use
 from agent.nvml import model_name
 from agent.nvml_meter import NvmlMeter
@@ -52,7 +54,10 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
     gpu = hardware.gpus[0]
     assert (gpu.model, gpu.memory_mib, gpu.compute_capability) == ("H100-80GB", 81559, 90)
     assert [(unit.first_slot, unit.slots, unit.profile) for unit in gpu.units] == [(0, 840, "")]
-    assert hardware.driver_version == "999.01"
+    assert (hardware.driver_version, hardware.cuda_version) == ("999.01", "12.4")
+    assert [gpu.nvlink_group for gpu in hardware.gpus] == [0, 0]
+    assert gpu.links == {"GPU-fake-1": "NVLink"}
+    assert (gpu.nvlinks, gpu.pcie, gpu.pci_bus_id) == (2, "x8 of x16, up to generation 5", "00000000:1A:00.0")
     assert hardware.devices["GPU-fake-1"] == ["/dev/nvidia1"]
     assert hardware.notes == ["GPU 1 does not report hardware events."]
     row = (await meter.sample({}, 100.0))[0]
@@ -60,6 +65,18 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
     assert (row.power_w, row.energy_mj, row.temperature_c) == (123.456, 777, 44)
     assert (row.sm_active, row.tensor_active, row.sm_clock_mhz, row.nvlink_kib) == (None, None, None, None)
     assert (row.processes, row.stray_processes) == (0, 0)
+    later = (await meter.sample({}, 105.0))[0]
+    assert later.nvlink_kib is not None and later.nvlink_kib > 0, "a rate, once there are two looks"
+    await meter.close()
+
+
+async def test_gpus_without_links_name_the_way_over_pcie(says: Path) -> None:
+    says.write_text("no links")
+    meter = NvmlMeter()
+    gpus = (await meter.hardware()).gpus
+    assert [(gpu.nvlink_group, gpu.nvlinks, list(gpu.links.values())) for gpu in gpus] == [
+        (None, None, ["one NUMA node"])
+    ] * 2
     await meter.close()
 
 
@@ -82,6 +99,7 @@ async def test_a_process_that_no_run_holds_is_a_stray(says: Path) -> None:
     await meter.hardware()
     stray = (await meter.sample({}, 100.0))[0]
     assert (stray.processes, stray.stray_processes, stray.run) == (1, 1, None)
+    assert [(each.gpu, each.pid, each.memory_mib) for each in meter.processes()] == [("GPU-fake-0", 4242, 1)]
     own = (await meter.sample({"GPU-fake-0": Use("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
     assert (own.processes, own.stray_processes, own.run) == (1, 0, "run-1")
     await meter.close()
@@ -130,6 +148,106 @@ async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
     assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")] * 2
     assert found[0].event_id != found[1].event_id
     assert await meter.events(100.0) == []
+    await meter.close()
+
+
+@pytest.fixture
+def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditions are looked at whenever events are."""
+    monkeypatch.setattr(nvml_meter, "CONDITIONS_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("recovery 1", "recovery:gpu_reset"),
+        ("recovery 2", "recovery:node_reboot"),
+        ("remap pending", "remap:pending"),
+        ("remap failed", "remap:failed"),
+        ("ecc 3", "ecc:uncorrectable"),
+        ("crc 7", "nvlink:errors"),
+        ("clocks 64", "throttle:thermal"),
+        ("clocks 136", "throttle:power_brake"),
+        ("clocks 8", "throttle:hardware"),
+        ("link down", "nvlink:down"),
+        ("lost", "nvml:lost"),
+    ],
+)
+async def test_what_gets_worse_is_one_event_and_what_stays_bad_is_none(
+    says: Path, every_look: None, words: str, code: str
+) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    assert await meter.events(100.0) == []
+    says.write_text(words)
+    found = await meter.events(101.0)
+    assert [(event.gpu, event.code, event.source) for event in found if event.gpu == "GPU-fake-0"] == [
+        ("GPU-fake-0", code, "nvml")
+    ]
+    assert await meter.events(102.0) == []
+    await meter.close()
+
+
+async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_again(says: Path, every_look: None) -> None:
+    says.write_text("recovery 1")
+    names = []
+    for _ in range(2):
+        meter = NvmlMeter()
+        await meter.hardware()
+        names.append({event.event_id for event in await meter.events(100.0)})
+        await meter.close()
+    assert names[0] == names[1] and len(names[0]) == 1
+
+
+async def test_errors_of_before_the_agent_are_not_told_as_new(says: Path, every_look: None) -> None:
+    says.write_text("ecc 5")
+    meter = NvmlMeter()
+    await meter.hardware()
+    assert await meter.events(100.0) == []
+    says.write_text("ecc 7")
+    (event,) = await meter.events(101.0)
+    assert event.detail == "7 memory errors since the driver was loaded, 2 of them new"
+    await meter.close()
+
+
+async def test_a_driver_that_does_not_answer_is_one_event(says: Path, every_look: None) -> None:
+    meter = NvmlMeter(deadline_seconds=0.5)
+    await meter.hardware()
+    says.write_text("hang")
+    found = await meter.events(100.0) + await meter.events(101.0)
+    assert [(event.gpu, event.code) for event in found] == [("", "nvml:hung")]
+    says.unlink()
+    await asyncio.sleep(0.5)
+    assert await meter.events(102.0) == []
+    await meter.close()
+
+
+def test_a_gpu_that_is_lost_says_nothing_else_and_comes_back_as_itself() -> None:
+    well: dict[str, Any] = {"lost": False, "uncorrectable": 3, "recovery": 0}
+    lost: dict[str, Any] = {"lost": True, "uncorrectable": None, "recovery": None}
+    (event,) = conditions.changes("GPU-1", well, lost, boot="b", now=1.0)
+    assert event.code == "nvml:lost"
+    assert conditions.changes("GPU-1", lost, well, boot="b", now=2.0) == []
+
+
+async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
+    says: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "4,812,5000000,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "4,813,6000000,-;NVRM: Xid (PCI:0000:3b:00): 31, pid=4242",
+        "6,814,7000000,-;usb 1-1: new device; NVRM: no Xid",
+        " SUBSYSTEM=pci",
+        "garbage",
+    ]
+    found = list(kernel_log.parsed(lines, 1000.0))
+    assert [(xid.number, xid.code, xid.ts) for xid in found] == [(812, 79, 1005.0), (813, 31, 1006.0)]
+    monkeypatch.setattr(kernel_log, "xids", lambda: found)
+    meter = NvmlMeter()
+    await meter.hardware()
+    events = await meter.earlier(2000.0)
+    assert [(event.gpu, event.code, event.ts) for event in events] == [("GPU-fake-0", "xid:79", 1005.0)]
+    assert [event.event_id for event in await meter.earlier(2000.0)] == [events[0].event_id]
     await meter.close()
 
 

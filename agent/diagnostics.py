@@ -1,0 +1,245 @@
+"""The diagnostics of this host's GPUs: one process for each unit of a GPU, with the GPU's lock and a deadline. It gives way to work.
+
+Each has a folder, so that an agent that was restarted finds what an earlier one began: a diagnostic whose process is still there is
+waited for, one whose process is gone is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent import locks, processes
+from agent.locks import SLOTS_OF_A_GPU, Claim
+from agent.meter import Hardware
+from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
+from agent.state import State, read_json, write_json
+
+log = logging.getLogger("agent.diagnostics")
+
+LOOK_SECONDS = 0.1
+WAIT_SECONDS = 60.0  # for a GPU's lock; a workload that holds it comes first
+KILL_MARGIN_SECONDS = 3.0  # after its deadline the process has ended itself; what has not is killed
+LARGEST_OUTPUT = 1 << 20
+FAULT = "diagnostic_faults.json"  # of simulated GPUs: what their next diagnostic finds
+
+
+class Diagnostics:
+    """What is wanted of this host's GPUs, what runs and what came of it. All on one event loop."""
+
+    def __init__(self, state: State, hardware: Hardware, locks_folder: Path, *, simulated: bool) -> None:
+        self._folder = state.folder / "diagnostics"
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        self._faults = state.folder / FAULT
+        self._locks = locks_folder
+        self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
+        self._simulated = simulated
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, tuple[str, int]] = {}  # diagnostic: the GPU, the pid that looks at it
+        self._seen: dict[str, DiagnosticSeen] = {}
+        self.changed = asyncio.Event()
+        self._recover()
+
+    def _recover(self) -> None:
+        for folder in sorted(self._folder.iterdir()):
+            result = read_json(folder / "result.json")
+            if result is not None:
+                self._seen[folder.name] = parse(DiagnosticSeen, result)
+
+    def want(self, wanted: Iterable[DiagnosticWanted]) -> None:
+        """Begin what is new, forget what the server knows the end of."""
+        named = {one.diagnostic: one for one in wanted if one.diagnostic.replace("-", "").isalnum()}
+        for name in [name for name in self._seen if name not in named and name not in self._tasks]:
+            del self._seen[name]
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        for name, one in named.items():
+            over = name in self._seen and self._seen[name].state in ("passed", "failed", "stopped")
+            if name not in self._tasks and not over:
+                self._tell(DiagnosticSeen(name, "wanted"))
+                self._tasks[name] = asyncio.create_task(self._carry_out(one))
+                self._tasks[name].add_done_callback(lambda task, name=name: self._is_over(name, task))  # type: ignore[misc]
+
+    def seen(self) -> list[DiagnosticSeen]:
+        """Everything the server may not know yet."""
+        return list(self._seen.values())
+
+    def pids(self) -> list[int]:
+        """Of the processes that look at GPUs, and of what they started."""
+        roots = [pid for _, pid in self._running.values()]
+        if not roots:
+            return []
+        everything = processes.scan()
+        return roots + [process.pid for root in roots for process in processes.below(everything, root)]
+
+    def give_way(self, units: Iterable[str]) -> None:
+        """Work is about to start on these units: whoever looks at their GPUs stops between two steps and lets go."""
+        wanted = set(units)
+        for gpu, pid in self._running.values():
+            if wanted & {unit.uuid for unit in self._gpus[gpu].units}:
+                _signal(pid, signal.SIGTERM)
+
+    async def close(self) -> None:
+        """Nothing is left running: who starts next would have to wait for it."""
+        for _, pid in self._running.values():
+            _signal(pid, signal.SIGTERM)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _is_over(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(name, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("diagnostic %s: %r", name, task.exception())
+            self._finish(
+                DiagnosticSeen(name, "stopped", detail="its agent could not carry it out", ended_at=time.time())
+            )
+
+    async def _carry_out(self, wanted: DiagnosticWanted) -> None:
+        folder = self._folder / wanted.diagnostic
+        earlier = read_json(folder / "process.json")
+        if earlier is not None:
+            while processes.is_alive(earlier["pid"], earlier["start_ticks"]):
+                await asyncio.sleep(LOOK_SECONDS)
+            detail = "its agent was restarted meanwhile"
+            self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail=detail, ended_at=time.time()))
+            return
+        gpu = self._gpus.get(wanted.gpu)
+        if gpu is None or not gpu.units:
+            self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail="this host does not have that GPU"))
+            return
+        held = await self._locked(gpu)
+        if held is None:
+            detail = "the GPU was held all the time"
+            self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail=detail, ended_at=time.time()))
+            return
+        folder.mkdir(exist_ok=True, mode=0o700)
+        began = time.time()
+        found: list[dict[str, Any]] = []
+        tool = ""
+        try:
+            for unit in gpu.units:
+                told = await self._look_at(wanted, gpu, unit.uuid, folder, held, began)
+                end = told.pop("end")
+                tool = told.pop("tool") or tool
+                found += told["checks"]
+                if end["end"] != "passed":
+                    break
+        finally:
+            held.close()
+            self._running.pop(wanted.diagnostic, None)
+        checks = [parse(CheckSeen, check) for check in found]
+        self._finish(
+            DiagnosticSeen(wanted.diagnostic, end["end"], tool, checks, end["detail"][:300], began, time.time())
+        )
+
+    async def _locked(self, gpu: GpuSeen) -> locks.HeldLocks | None:
+        until = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < until:
+            try:
+                return locks.take(self._locks, [Claim(gpu.uuid, 0, SLOTS_OF_A_GPU)])
+            except locks.Busy:
+                await asyncio.sleep(LOOK_SECONDS)
+        return None
+
+    async def _look_at(
+        self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str, folder: Path, held: locks.HeldLocks, began: float
+    ) -> dict[str, Any]:
+        """One process for one unit: its lines put together, with an end whatever became of it."""
+        output = folder / "output"
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                self._command(wanted, gpu, unit),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": unit, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                pass_fds=held.descriptors,
+                start_new_session=True,
+            )
+        self._running[wanted.diagnostic] = (gpu.uuid, process.pid)
+        alive = processes.look(process.pid)
+        ticks = alive.start_ticks if alive is not None else 0
+        write_json(folder / "process.json", {"pid": process.pid, "start_ticks": ticks})
+        self._tell(DiagnosticSeen(wanted.diagnostic, "running", started_at=began))
+        late = time.monotonic() + wanted.deadline_seconds + KILL_MARGIN_SECONDS
+        while process.poll() is None:
+            await asyncio.sleep(LOOK_SECONDS)
+            if time.monotonic() > late:
+                _signal(process.pid, signal.SIGKILL)
+                if time.monotonic() > late + KILL_MARGIN_SECONDS:
+                    break  # it hangs in the driver, and keeps the GPU's lock for as long as it does
+        return _told(output, process.poll(), wanted.deadline_seconds)
+
+    def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
+        command = [sys.executable, "-m", "agent.diagnose", "--deadline", f"{max(1.0, wanted.deadline_seconds):g}"]
+        if self._simulated:
+            fault = (read_json(self._faults) or {}).get(str(gpu.index), "")
+            return [*command, "--tool", "simulated", "--fault", fault]
+        tool = wanted.tool if wanted.tool in ("auto", "own", "dcgm") else "auto"
+        if unit != gpu.uuid:
+            tool = "own"  # DCGM looks at whole GPUs
+        return [*command, "--tool", tool, "--index", str(gpu.index)]
+
+    def _finish(self, seen: DiagnosticSeen) -> None:
+        folder = self._folder / seen.diagnostic
+        folder.mkdir(exist_ok=True, mode=0o700)
+        write_json(folder / "result.json", asdict(seen))
+        log.info("diagnostic %s: %s %s", seen.diagnostic, seen.state, seen.detail)
+        self._tell(seen)
+
+    def _tell(self, seen: DiagnosticSeen) -> None:
+        self._seen[seen.diagnostic] = seen
+        self.changed.set()
+
+
+def _told(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
+    """{"tool", "checks", "end"} of what a process wrote and of how it ended."""
+    told: dict[str, Any] = {"tool": "", "checks": []}
+    step, end, rest = "its start", None, ""
+    with output.open("rb") as file:
+        for line in file.read(LARGEST_OUTPUT).decode("utf-8", "replace").splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                rest = line
+                continue
+            if not isinstance(said, dict):
+                continue
+            told["tool"] = said.get("tool", told["tool"])
+            step = said.get("step", step)
+            if "check" in said:
+                told["checks"].append(said["check"])
+            if "end" in said:
+                end = said
+    if end is None and status == -signal.SIGTERM:  # it was told so before it could listen
+        end = {"end": "stopped", "detail": "it gave way to work"}
+    if end is None and (status is None or status in (-signal.SIGALRM, -signal.SIGKILL)):
+        detail = f"{step}: no answer within {deadline:g} s" + (", and it can't be ended" if status is None else "")
+        told["checks"].append({"name": str(step)[:40], "passed": False, "numbers": {}, "detail": detail})
+        end = {"end": "failed", "detail": detail}
+    if end is None:
+        end = {"end": "stopped", "detail": f"{step}: its process ended with {status}. {rest}"[:300]}
+    return {**told, "end": end}
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def plant_fault(folder: Path, gpu: int, fault: str) -> None:
+    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing."""
+    write_json(folder / FAULT, {**(read_json(folder / FAULT) or {}), str(gpu): fault})

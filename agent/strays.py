@@ -1,0 +1,153 @@
+"""Processes on this host's GPUs that no workload there accounts for: seen, described, and ended where the pool says so.
+
+Ended is only what is surely neither ours nor the system's: a process of an ordinary user, that carries no mark of a workload, that
+descends from no agent, that is no known service, and that was there at two looks. TERM first, KILL after a while, over a file
+descriptor of the process, so that nobody else with the same pid is met.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from agent import processes
+from agent.meter import GpuProcess, Use
+from agent.protocol import StraySeen
+
+FIRST_PERSON, NOBODY = 1000, 65534  # user numbers below and above belong to services
+TERM_SECONDS = 10.0
+MEMORY_STEP_MIB = 256  # a smaller change of its memory is no news
+SERVICES = frozenset(
+    (
+        "nvidia-persiste", "nvidia-cuda-mps", "nv-hostengine", "dcgm-exporter", "dcgmi", "nv-fabricmanag", "nvidia-smi", "Xorg",
+        "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "systemd",
+    )
+)  # fmt: skip
+Key = tuple[str, int, int]  # gpu, pid, start
+
+
+class Strays:
+    """What was seen at the last look, and what was asked to end when."""
+
+    def __init__(self) -> None:
+        self.seen: list[StraySeen] = []
+        self._asked: dict[Key, float] = {}
+
+    def look(
+        self, found: Iterable[GpuProcess], uses: Mapping[str, Use], ours: Iterable[int], *, action: str, now: float
+    ) -> bool:
+        """Whether anything is other than at the last look. ``uses``: by unit; ``ours``: processes of this agent; ``now``: a clock
+        that only goes forward."""
+        known, own = {_key(stray) for stray in self.seen}, set(ours)
+        by_pid = {pid: use.run for use in uses.values() for pid in use.pids}
+        strays: dict[Key, StraySeen] = {}
+        for each in found:
+            use = uses.get(each.unit)
+            if each.pid in own or (use is not None and each.pid in use.pids):
+                continue
+            process = processes.look(each.pid)
+            if process is None:
+                continue  # it is gone already
+            key = (each.gpu, each.pid, process.start_ticks)
+            run = by_pid.get(each.pid, "")
+            done = self._deal_with(key, process, run, key in known, action, now)
+            strays[key] = StraySeen(
+                each.gpu, each.pid, process.start_ticks, _user(each.pid), process.name[:64], each.memory_mib, run, done
+            )
+        self._asked = {key: since for key, since in self._asked.items() if key in strays}
+        fresh = [strays[key] for key in sorted(strays)]
+        is_news = [_news(stray) for stray in fresh] != [_news(stray) for stray in self.seen]
+        if is_news:
+            self.seen = fresh
+        return is_news
+
+    def _deal_with(
+        self, key: Key, process: processes.Process, run: str, seen_before: bool, action: str, now: float
+    ) -> str:
+        if action != "end":
+            return ""
+        since = self._asked.get(key)
+        if since is None:
+            why = "it belongs to a workload" if run else spared(process)
+            if why:
+                return f"left alone: {why}"
+            if not seen_before:
+                return "is ended if it stays"
+            self._asked[key] = now
+            return "asked to end" if _send(process, signal.SIGTERM) else "could not be ended: not permitted"
+        if now - since < TERM_SECONDS:
+            return "asked to end"
+        return "killed" if _send(process, signal.SIGKILL) else "could not be ended: not permitted"
+
+
+def spared(process: processes.Process) -> str:
+    """Why a process that no workload here accounts for is not ended all the same; empty when nothing speaks for it."""
+    try:
+        uid = os.stat(f"/proc/{process.pid}").st_uid
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        group = Path(f"/proc/{process.pid}/cgroup").read_text()
+    except OSError:
+        return "what it is can't be read"
+    if not FIRST_PERSON <= uid < NOBODY or uid == os.getuid():
+        return "it runs as a user of the system or of the agent"
+    if process.name in SERVICES:
+        return "it is a known service"
+    if b"GPUPOOL_MARK=" in environment or "gpupool" in group:
+        return "it carries the mark of a workload"
+    if "/system.slice/" in group:
+        return "it is a service of the system"
+    if _descends_from(process, os.getpid()):
+        return "it descends from the agent"
+    return ""
+
+
+def _descends_from(process: processes.Process, ancestor: int) -> bool:
+    seen: set[int] = set()
+    parent = process.parent
+    while parent > 1 and parent not in seen:
+        if parent == ancestor:
+            return True
+        seen.add(parent)
+        above = processes.look(parent)
+        parent = above.parent if above is not None else 0
+    return False
+
+
+def _send(process: processes.Process, number: signal.Signals) -> bool:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return True  # it is gone
+    try:
+        if not processes.is_alive(process.pid, process.start_ticks):
+            return True
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _user(pid: int) -> str:
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name[:64]
+    except KeyError:
+        return str(uid)
+
+
+def _key(stray: StraySeen) -> Key:
+    return stray.gpu, stray.pid, stray.started
+
+
+def _news(stray: StraySeen) -> tuple[object, ...]:
+    return _key(stray), stray.done, stray.run, None if stray.memory_mib is None else stray.memory_mib // MEMORY_STEP_MIB

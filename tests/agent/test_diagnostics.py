@@ -1,0 +1,359 @@
+"""The diagnostic of a GPU: a process with the GPU's lock and a deadline, against a library of ours in the CUDA driver's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import locks
+from agent.diagnose import dcgm_results
+from agent.diagnostics import Diagnostics, plant_fault
+from agent.kernels import PTX
+from agent.locks import Claim
+from agent.meter import Hardware
+from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
+from agent.state import State
+from tests.agent.conftest import MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+SOURCE = Path(__file__).with_name("fake_cuda.c")
+WHOLE = GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=[UnitSeen("GPU-0", "", 0, 840, 81559)])
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a freshly compiled libcuda.so.1."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail("a C compiler is missing, and in CI nothing may be skipped", pytrace=False)
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("cuda")
+    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run([*command, str(SOURCE)], check=True)
+    return folder
+
+
+@pytest.fixture
+def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file through which a test tells the library what goes wrong."""
+    path = tmp_path / "says"
+    monkeypatch.setenv("FAKE_CUDA", str(path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    return path
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Diagnostics]]:
+    """Makes the diagnostics of a host with one GPU; their processes are gone after the test."""
+    made: list[Diagnostics] = []
+
+    def one(gpu: GpuSeen = WHOLE, *, simulated: bool = False) -> Diagnostics:
+        made.append(Diagnostics(State(tmp_path / "state"), Hardware([gpu]), tmp_path / "locks", simulated=simulated))
+        return made[-1]
+
+    yield one
+    for diagnostics in made:
+        await diagnostics.close()
+
+
+def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> DiagnosticWanted:
+    return DiagnosticWanted(name, "GPU-0", tool, deadline)
+
+
+async def end_of(diagnostics: Diagnostics, *, within: float = 60.0) -> DiagnosticSeen:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        seen = diagnostics.seen()
+        if seen and seen[0].state in ("passed", "failed", "stopped"):
+            return seen[0]
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"it did not end: {diagnostics.seen()}")
+
+
+async def running(diagnostics: Diagnostics) -> None:
+    for _ in range(200):
+        if diagnostics.seen() and diagnostics.seen()[0].state == "running":
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not begin")
+
+
+async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., Diagnostics], says: Path) -> None:
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.tool, seen.detail) == ("passed", "own", "")
+    checks = {check.name: check for check in seen.checks}
+    assert list(checks) == ["driver", "memory", "bandwidth", "arithmetic"]
+    assert all(check.passed for check in seen.checks)
+    assert checks["memory"].numbers["looked_at_mib"] == 84 and checks["memory"].numbers["wrong_words"] == 0
+    assert checks["bandwidth"].numbers["within_gb_s"] > 0
+    assert checks["arithmetic"].numbers["wrong_rows"] == 0
+    assert seen.started_at and seen.ended_at and seen.ended_at >= seen.started_at
+
+
+@pytest.mark.parametrize(
+    ("words", "check", "detail"),
+    [
+        ("flip", "memory", "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000"),
+        ("wrong", "arithmetic", "row 5 is not what the CPU finds"),
+        ("unsteady", "arithmetic", "a repeat differs: word 7 is"),
+        ("slow", "bandwidth", "GB/s is below 40% of the promised 32000.0"),
+        ("fail set 214", "driver", "cuMemsetD32_v2: uncorrectable ECC error encountered (214)"),
+        ("fail product 719", "driver", "cuLaunchKernel: something failed (719)"),
+    ],
+)
+async def test_what_is_wrong_with_a_gpu_is_found_and_said(
+    make: Callable[..., Diagnostics], says: Path, words: str, check: str, detail: str
+) -> None:
+    says.write_text(words)
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert seen.state == "failed"
+    failed = [one for one in seen.checks if one.passed is False]
+    assert [one.name for one in failed] == [check]
+    assert detail in failed[0].detail and detail in seen.detail
+
+
+@pytest.mark.parametrize("place", ["init", "check", "wait"])
+async def test_a_gpu_that_hangs_is_given_up_at_the_deadline(
+    make: Callable[..., Diagnostics], says: Path, tmp_path: Path, place: str
+) -> None:
+    says.write_text(f"hang {place}")
+    diagnostics = make()
+    began = time.monotonic()
+    diagnostics.want([wanted(deadline=2.0)])
+    seen = await end_of(diagnostics, within=10)
+    assert time.monotonic() - began < 8
+    assert seen.state == "failed" and "no answer within 2 s" in seen.detail
+    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()  # and its lock is free again
+
+
+async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(make: Callable[..., Diagnostics], says: Path) -> None:
+    says.write_text("fail init 803")
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert (seen.state, "cuInit" in seen.detail) == ("stopped", True)
+
+
+async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
+    make: Callable[..., Diagnostics], says: Path
+) -> None:
+    says.write_text("full")
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
+
+
+async def test_it_holds_the_gpus_lock_and_gives_way_to_work(
+    make: Callable[..., Diagnostics], says: Path, tmp_path: Path
+) -> None:
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    await running(diagnostics)
+    with pytest.raises(locks.Busy):
+        locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)])
+    diagnostics.give_way(["GPU-other"])
+    await asyncio.sleep(0.2)
+    assert diagnostics.seen()[0].state == "running"
+    began = time.monotonic()
+    diagnostics.give_way(["GPU-0"])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.detail) == ("stopped", "it gave way to work")
+    assert time.monotonic() - began < 2
+    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()
+
+
+async def test_it_waits_for_a_workload_and_never_runs_beside_it(
+    make: Callable[..., Diagnostics], says: Path, tmp_path: Path
+) -> None:
+    held = locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 120)])
+    diagnostics = make()
+    diagnostics.want([wanted()])
+    await asyncio.sleep(0.5)
+    assert diagnostics.seen()[0].state == "wanted"
+    held.close()
+    assert (await end_of(diagnostics)).state == "passed"
+
+
+async def test_each_instance_of_a_split_gpu_is_looked_at(make: Callable[..., Diagnostics], says: Path) -> None:
+    halves = [UnitSeen("MIG-a", "3g.40gb", 0, 360, 40000), UnitSeen("MIG-b", "3g.40gb", 360, 360, 40000)]
+    diagnostics = make(GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=halves))
+    diagnostics.want([wanted(tool="auto")])
+    seen = await end_of(diagnostics)
+    assert seen.state == "passed"
+    assert [check.name for check in seen.checks].count("memory") == 2
+
+
+async def test_an_answer_is_said_until_the_server_does_not_ask_any_more_also_by_the_next_agent(
+    make: Callable[..., Diagnostics], tmp_path: Path
+) -> None:
+    first = make(simulated=True)
+    first.want([wanted()])
+    assert (await end_of(first)).state == "passed"
+    second = make(simulated=True)
+    assert [seen.state for seen in second.seen()] == ["passed"]
+    second.want([wanted()])
+    assert [seen.state for seen in second.seen()] == ["passed"]
+    second.want([])
+    assert second.seen() == []
+    assert not list((tmp_path / "state" / "diagnostics").iterdir())
+
+
+async def test_one_that_an_earlier_agent_began_is_waited_for_and_known_to_be_over(
+    make: Callable[..., Diagnostics], says: Path
+) -> None:
+    says.write_text("hang check")
+    first = make()
+    first.want([wanted(deadline=3.0)])
+    await running(first)
+    for task in list(first._tasks.values()):
+        task.cancel()  # the agent was killed; its process goes on
+    second = make()
+    second.want([wanted(deadline=3.0)])
+    seen = await end_of(second)
+    assert (seen.state, seen.detail) == ("stopped", "its agent was restarted meanwhile")
+
+
+async def test_a_simulated_gpu_says_that_nothing_was_measured_and_finds_what_was_planted(
+    make: Callable[..., Diagnostics], tmp_path: Path
+) -> None:
+    diagnostics = make(simulated=True)
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.tool) == ("passed", "simulated")
+    assert {check.detail for check in seen.checks} == {"simulated: nothing was measured"}
+    plant_fault(tmp_path / "state", 0, "memory")
+    diagnostics.want([])
+    diagnostics.want([wanted("d2")])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.detail) == ("failed", "memory: planted on a simulated GPU")
+
+
+# -- DCGM -----------------------------------------------------------------------------------------------------------------
+
+DCGM = {
+    "DCGM Diagnostic": {
+        "test_categories": [
+            {"category": "Deployment", "tests": [{"name": "software", "results": [{"status": "Pass"}]}]},
+            {
+                "category": "Hardware",
+                "tests": [
+                    {
+                        "name": "memory",
+                        "results": [
+                            {
+                                "entity_group": "GPU",
+                                "entity_id": 0,
+                                "status": "Fail",
+                                "warnings": [{"warning": "Row 7"}],
+                            }
+                        ],
+                        "test_summary": {"status": "Fail"},
+                    },
+                    {"name": "pcie", "results": [{"status": "Skip", "info": "not run"}]},
+                ],
+            },
+        ]
+    }
+}
+
+
+def test_results_of_dcgm_are_found_wherever_they_lie() -> None:
+    found = list(dcgm_results("a line before\n" + json.dumps(DCGM)))
+    assert found == [("software", "Pass", ""), ("memory", "Fail", "Row 7"), ("pcie", "Skip", "not run")]
+    assert list(dcgm_results("no JSON")) == list(dcgm_results('{"half":')) == list(dcgm_results("[]")) == []
+
+
+@pytest.fixture
+def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Puts a program of that name into the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(script: str) -> None:
+        (folder / "dcgmi").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "dcgmi").chmod(0o755)
+
+    yield put
+
+
+async def test_dcgm_is_asked_where_the_host_has_it(
+    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None]
+) -> None:
+    dcgmi(f"echo \"$@\" >&2; cat <<'END'\n{json.dumps(DCGM)}\nEND\nexit 226")
+    diagnostics = make()
+    diagnostics.want([wanted(tool="auto")])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.tool, seen.detail) == ("failed", "dcgm", "memory: Row 7")
+    assert [(check.name, check.passed) for check in seen.checks] == [
+        ("software", True),
+        ("memory", False),
+        ("pcie", None),
+    ]
+
+
+async def test_where_dcgm_can_not_be_asked_our_own_is_run_and_said(
+    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None], says: Path
+) -> None:
+    dcgmi("echo 'Unable to connect to the host engine' >&2; exit 255")
+    diagnostics = make()
+    diagnostics.want([wanted(tool="auto")])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.tool) == ("passed", "own")
+    assert seen.checks[0].passed is None and "Unable to connect" in seen.checks[0].detail
+    diagnostics.want([])
+    diagnostics.want([wanted("d2", tool="dcgm")])
+    assert (await end_of(diagnostics)).state == "stopped", "a pool that wants DCGM gets nothing else"
+
+
+async def test_dcgm_that_does_not_end_is_given_up(
+    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None]
+) -> None:
+    dcgmi("exec sleep 60")
+    diagnostics = make()
+    diagnostics.want([wanted(tool="auto", deadline=6.0)])
+    seen = await end_of(diagnostics, within=15)
+    assert (seen.state, seen.detail) == ("failed", "dcgm: it did not end in time")
+
+
+# -- in the agent -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_carries_it_out_and_a_start_comes_first(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    await make_agent()
+    gpu = edge.observed[-1].inventory.gpus[0].uuid
+    edge.diagnostics = [DiagnosticWanted("d1", gpu)]
+    await edge.push()
+    await edge.until(
+        lambda: bool(edge.observed[-1].diagnostics) and edge.observed[-1].diagnostics[0].state == "running"
+    )
+    await edge.want(job("sleep 0.2", units=[gpu]))
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: edge.observed[-1].diagnostics[0].state == "stopped")
+    assert edge.observed[-1].diagnostics[0].detail == "it gave way to work"
+    edge.diagnostics = [DiagnosticWanted("d2", gpu)]
+    await edge.push()
+    await edge.until(lambda: [one.state for one in edge.observed[-1].diagnostics] == ["passed"])
+    assert edge.observed[-1].diagnostics[0].tool == "simulated"
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas, NVIDIA's assembler: what the driver would do")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+def test_the_programs_are_ptx_that_nvidias_assembler_takes(tmp_path: Path, architecture: str) -> None:
+    source = tmp_path / "kernels.ptx"
+    source.write_text(PTX)
+    subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")], check=True)

@@ -1,0 +1,182 @@
+"""Processes on GPUs that no workload accounts for: found in one poll, described, and ended only where that is surely right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import processes, strays
+from agent.meter import GpuProcess, Use
+from agent.protocol import StraySeen
+from agent.simulated_nvml import plant_stray
+from agent.strays import Strays
+from tests.agent.conftest import MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+PERSON = 4242
+as_somebody_else = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv, to run a process as somebody else",
+)
+Starts = Callable[..., int]
+
+
+@pytest.fixture
+def start() -> Iterator[Starts]:
+    """Starts a process that waits, whose parent is gone; gives its pid. Gone after the test."""
+    made: list[int] = []
+
+    def one(*, user: int = os.getuid(), deaf: bool = False, **environment: str) -> int:
+        change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
+        waits = "trap '' TERM; while :; do sleep 0.2; done" if deaf else "exec sleep 60"
+        made_by = subprocess.run(
+            [*change, "/bin/sh", "-c", f'sh -c "{waits}" >/dev/null 2>&1 & echo $!'],
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], **environment},
+            check=True,
+            start_new_session=True,
+        )
+        made.append(int(made_by.stdout))
+        time.sleep(0.1)
+        return made[-1]
+
+    yield one
+    for pid in made:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def on_gpu(pid: int, unit: str = "GPU-1") -> GpuProcess:
+    return GpuProcess("GPU-1", unit, pid, 700)
+
+
+def look(found: Strays, pid: int, now: float, action: str = "end", **uses: Use) -> StraySeen:
+    found.look([on_gpu(pid)], dict(uses), [], action=action, now=now)
+    return found.seen[0]
+
+
+def gone(pid: int) -> bool:
+    for _ in range(50):
+        if processes.look(pid) is None:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts) -> None:
+    pid = start()
+    found = Strays()
+    assert found.look([on_gpu(pid)], {}, [], action="report", now=1.0)
+    (seen,) = found.seen
+    assert (seen.gpu, seen.pid, seen.user, seen.name, seen.memory_mib) == (
+        "GPU-1",
+        pid,
+        "root",
+        "sleep",
+        700,
+    ) or os.getuid()
+    assert seen.done == ""
+    assert not found.look([on_gpu(pid)], {}, [], action="report", now=2.0), "no news"
+    assert found.look([], {}, [], action="report", now=3.0) and found.seen == []
+
+
+def test_processes_of_the_holder_and_of_the_agent_are_none(start: Starts) -> None:
+    pid = start()
+    found = Strays()
+    use = Use("run-1", frozenset({pid}), 0.0, 1)
+    assert not found.look([on_gpu(pid)], {"GPU-1": use}, [], action="end", now=1.0)
+    assert not found.look([on_gpu(pid)], {}, [pid], action="end", now=1.0)
+
+
+def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_and_left_alone(start: Starts) -> None:
+    pid = start()
+    found = Strays()
+    use = Use("run-1", frozenset({pid}), 0.0, 1)
+    for now in (1.0, 2.0):
+        found.look([on_gpu(pid)], {"GPU-2": use}, [], action="end", now=now)
+    (seen,) = found.seen
+    assert (seen.run, seen.done) == ("run-1", "left alone: it belongs to a workload")
+    assert processes.look(pid) is not None
+
+
+@as_somebody_else
+def test_a_persons_process_is_ended_at_the_second_look_and_not_at_the_first(start: Starts) -> None:
+    pid = start(user=PERSON)
+    found = Strays()
+    assert look(found, pid, 1.0).done == "is ended if it stays"
+    assert processes.look(pid) is not None
+    assert (look(found, pid, 2.0).done, found.seen[0].user) == ("asked to end", str(PERSON))
+    assert gone(pid)
+
+
+@as_somebody_else
+def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None:
+    pid = start(user=PERSON, deaf=True)
+    found = Strays()
+    for now in (1.0, 2.0, 2.0 + strays.TERM_SECONDS - 1):
+        look(found, pid, now)
+    assert processes.look(pid) is not None
+    assert look(found, pid, 2.1 + strays.TERM_SECONDS).done == "killed"
+    assert gone(pid)
+
+
+@as_somebody_else
+def test_what_carries_the_mark_of_a_workload_is_left_alone(start: Starts) -> None:
+    pid = start(user=PERSON, GPUPOOL_MARK="0123")
+    found = Strays()
+    for now in (1.0, 2.0):
+        seen = look(found, pid, now)
+    assert seen.done == "left alone: it carries the mark of a workload"
+    assert processes.look(pid) is not None
+
+
+@pytest.mark.parametrize("user", [0, 33, 65534])
+@as_somebody_else
+def test_what_runs_as_a_user_of_the_system_is_left_alone(start: Starts, user: int) -> None:
+    pid = start(user=user)
+    found = Strays()
+    for now in (1.0, 2.0):
+        seen = look(found, pid, now)
+    assert seen.done == "left alone: it runs as a user of the system or of the agent"
+    assert processes.look(pid) is not None
+
+
+@as_somebody_else
+def test_a_pool_that_only_reports_or_warns_ends_nothing(start: Starts) -> None:
+    pid = start(user=PERSON)
+    for action in ("report", "warn"):
+        found = Strays()
+        for now in (1.0, 2.0, 20.0):
+            assert look(found, pid, now, action=action).done == ""
+    assert processes.look(pid) is not None
+
+
+@as_somebody_else
+async def test_an_agent_finds_one_in_one_poll_and_ends_it_when_told_so_beside_its_own_work(
+    edge: FakeEdge, make_agent: MakeAgent, start: Starts
+) -> None:
+    agent = await make_agent("--sample-seconds", "0.3")
+    await edge.want(job("sleep 30", units=[agent.units[0]]))
+    await edge.until_state("run-1", "running")
+    pid = start(user=PERSON)
+    plant_stray(agent.state, 0, pid)
+    await edge.until(lambda: any(frame.strays for frame in edge.observed))
+    first = next(frame.strays for frame in edge.observed if frame.strays)
+    assert [(seen.pid, seen.name, seen.user) for seen in first] == [(pid, "sleep", str(PERSON))]
+    assert processes.look(pid) is not None
+    edge.stray_action = "end"
+    await edge.push()
+    await edge.until(
+        lambda: edge.observed[-1].strays is None and any(frame.strays == [] for frame in edge.observed[3:])
+    )
+    assert gone(pid)
+    await edge.until_state("run-1", "running")
+    assert any(row.stray_processes for batch in edge.batches for row in batch.rows)
