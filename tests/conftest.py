@@ -31,6 +31,9 @@ NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
     "sandbox": ("bubblewrap", ("bwrap",)),
 }
+# The worked examples run in an environment of their own: see requirements/examples.txt.
+EXAMPLES = Path(__file__).resolve().parents[1] / ".gpupool" / "torch"
+EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "transformers", "ray": "ray"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))}
     if "sandbox" not in missing and not _sandbox_works():
         missing["sandbox"] = "bubblewrap that may make user namespaces"
+    missing |= {
+        mark: f"{package} in .gpupool/torch (requirements/examples.txt)"
+        for mark, package in EXAMPLES_NEED.items()
+        if not any(EXAMPLES.glob(f"lib/python*/site-packages/{package}/__init__.py"))
+    }
     for item in items:
         for mark, label in missing.items():
             if item.get_closest_marker(mark):

@@ -1,0 +1,63 @@
+"""The same for Lightning: a callback that saves when the notice comes, and a fit that goes on from there.
+
+Needs lightning 2. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
+"""
+
+import os
+import time
+from typing import Any
+
+import gpupool_contract as gpupool
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS = int(os.environ.get("STEPS", "200"))
+PAUSE = float(os.environ.get("PAUSE", "0"))
+checkpoint = gpupool.checkpoint_dir() / "lightning.ckpt"
+
+
+class LeaveOnNotice(lightning.Callback):
+    """After the step in which the notice is seen: save, say so, leave. On several hosts all of them leave after the same step."""
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        noticed = torch.tensor(gpupool.notice() is not None, device=module.device)
+        if not trainer.strategy.reduce_boolean_decision(bool(noticed), all=False):
+            return
+        part = checkpoint.with_suffix(".part")
+        trainer.save_checkpoint(part)  # every process calls it; the first one writes
+        if trainer.is_global_zero:
+            part.replace(checkpoint)
+        trainer.strategy.barrier()
+        gpupool.checkpoint_done()
+        print("saved after step", trainer.global_step, flush=True)
+        raise SystemExit(0)
+
+
+class Model(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        time.sleep(PAUSE)
+        data, target = batch
+        return nn.functional.mse_loss(self.layers(data), target)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+lightning.seed_everything(7, verbose=False)
+data = torch.randn(4096, 16)
+# Without shuffling a fit that goes on in the middle of an epoch sees the batches that it has not seen yet.
+batches = DataLoader(TensorDataset(data, data.square().sum(dim=1, keepdim=True)), batch_size=64)
+trainer = lightning.Trainer(
+    max_steps=STEPS, max_epochs=-1, callbacks=[LeaveOnNotice()], accelerator="auto", logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    num_nodes=int(os.environ.get("GPUPOOL_HOST_COUNT", "1")),
+)  # fmt: skip
+print("begun", flush=True)
+trainer.fit(Model(), batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=False)
+print("steps", trainer.global_step, flush=True)

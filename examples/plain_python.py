@@ -1,0 +1,21 @@
+"""A long sum that can be interrupted anywhere and ends with the same result. Needs nothing but Python."""
+
+import json
+import time
+
+import gpupool_contract as gpupool
+
+state_file = gpupool.checkpoint_dir() / "state.json"
+state = json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "sum": 0}
+
+while state["step"] < 100:
+    state = {"step": state["step"] + 1, "sum": state["sum"] + state["step"]}
+    time.sleep(0.1)
+    if gpupool.notice():
+        part = state_file.with_suffix(".part")
+        part.write_text(json.dumps(state))
+        part.replace(state_file)
+        gpupool.checkpoint_done()
+        raise SystemExit(0)
+
+print("sum", state["sum"])
