@@ -586,10 +586,15 @@ def create_reservation(
     body |= {"name": name} | ({"why": reason} if reason else {})
     answer = session.client.post(path, body)
     if session.json:
+        for change in answer.get("clock_changes", ()):
+            output.say(change)
         return output.as_json(answer)
     if answer.get("series"):
         made = answer["series"]
-        return output.say(f"Confirmed: {made['name']} ({made['id']}), {len(made['occurrences'])} times.")
+        output.say(f"Confirmed: {made['name']} ({made['id']}), {len(made['occurrences'])} times.")
+        for change in made["clock_changes"]:
+            output.say(change)
+        return None
     if answer.get("reservation"):
         made = answer["reservation"]
         return output.say(f"Confirmed: {made['name']} ({made['id']}), {local(made['start'])} to {local(made['end'])}.")

@@ -33,6 +33,19 @@ class NotAllowed(ServiceError):
     status = 403
 
 
+class AskedTooMuch(ServiceError):
+    """A person's questions to the planner took too long lately; ``wait`` seconds from now it answers again."""
+
+    status = 429
+
+    def __init__(self, wait: int) -> None:
+        super().__init__(
+            f"Your questions to the planner took very long in the last minute. It answers them again in {wait} seconds; your"
+            " work and its place in the queue are not touched by this."
+        )
+        self.wait = wait
+
+
 class Conflict(ServiceError):
     """The world does not allow it now: somebody was first, a window is full, a month is closed.
 

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.utils import timezone
 
@@ -23,6 +24,7 @@ from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU, Priority
 from scheduler.core.ordering import LARGE_OLDEST_AFTER, LARGE_UNITS, LONGEST_STRETCH, OLDEST_AFTER, STRETCH
 from scheduler.models import Run, Workload
+from scheduler.recurrence import ClockChange
 
 Numbers = Mapping[str, Any]
 
@@ -444,6 +446,26 @@ def past_starts(past: PastStarts) -> str:
     if not past.is_enough:
         return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
     if past.ranged < LEAST_RECORDS:
+def clock_change(change: ClockChange, time_zone: str) -> str:
+    """What is different of an occurrence on whose day the clock is put forward or back."""
+    day = f"{change.day:%a %-d %b %Y}"
+    if change.window is None:
+        return f"{day}: the clock of {time_zone} is put forward over all of its hours; nothing is reserved on that day."
+    start, end = (at.astimezone(ZoneInfo(time_zone)) for at in change.window)
+    parts = [f"{at:%H:%M} does not exist" for at in change.missing]
+    parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
+    if change.longer:
+        parts.append(f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}")
+    return (
+        f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: {', '.join(parts)}."
+        f" It is from {start:%H:%M} to {end:%H:%M}."
+    )
+
+
+def _goes_back(change: ClockChange) -> bool:
+    return bool(change.doubled) or change.longer > timedelta()
+
+
         return (
             f"The range comes from the last {past.counted} that waited in this pool; {off}. "
             "Too few were told a range yet to say how many kept to it. It is no guarantee."

@@ -25,7 +25,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
-from portal.errors import Conflict, Invalid, ServiceError
+from portal.errors import AskedTooMuch, Conflict, Invalid, ServiceError
 from portal.models import User
 from portal.services import people
 from portal.validation import shown
@@ -164,7 +164,8 @@ def _sendable(text: str) -> str:
 def handle(problem: Exception, context: Mapping[str, Any]) -> Response | None:
     """Every refusal in one shape; None (a 500) for what is nobody's refusal."""
     if isinstance(problem, ServiceError):
-        return Response(_of_service(problem), status=problem.status)
+        again = {"Retry-After": str(problem.wait)} if isinstance(problem, AskedTooMuch) else None
+        return Response(_of_service(problem), status=problem.status, headers=again)
     if isinstance(problem, Http404):
         return Response({"errors": [error("There is no such thing, or it is not yours to see.")]}, status=404)
     if isinstance(problem, RequestDataTooBig):

@@ -11,6 +11,7 @@ from rest_framework.response import Response
 from portal import policy, wording
 from portal.api import shapes
 from portal.api.base import View, find
+from portal.asking import asking
 from portal.errors import Invalid
 from portal.selectors import queue, starts
 from portal.selectors.work import RELATED
@@ -33,7 +34,8 @@ class WhyWorkload(View):
         ended = workload.state == WorkloadState.ENDED
         code = workload.outcome if ended else workload.reason_code
         numbers = workload.outcome_numbers if ended else workload.reason_numbers
-        ahead, more = queue.ahead(workload, self.actor, now)
+        with asking(self.actor, now):
+            ahead, more = queue.ahead(workload, self.actor, now)
         told = starts.of_pools([workload.pool_id], now)
         likely = told.likely(workload)
         answer = {
@@ -60,7 +62,9 @@ class WhyThem(View):
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
         """Why another workload, which waits or runs in the same pool, goes first: the rule that decides, with its numbers."""
         mine, theirs = _workload(self, id), _workload(self, other)
-        found = queue.why_them(mine, theirs, self.now)
+        now = self.now
+        with asking(self.actor, now):
+            found = queue.why_them(mine, theirs, now)
         if found is None:
             what = f"other is {theirs.name}; allowed: one that waits or runs in the pool in which {mine.name} waits."
             raise Invalid({"other": what}, {"other": str(theirs.public_id)})
@@ -82,7 +86,9 @@ class Sooner(View):
     @extend_schema(operation_id="workloads_sooner", responses=shapes.AnotherWay(many=True))
     def get(self, request: Request, id: UUID) -> Response:
         """Other ways to ask that would start a waiting workload sooner, each found by the planner; the best first."""
-        found = queue.sooner(_workload(self, id), self.now)
+        now = self.now
+        with asking(self.actor, now):
+            found = queue.sooner(_workload(self, id), now)
         return Response(shapes.AnotherWay([shapes.another_way(other) for other in found], many=True).data)
 
 
@@ -90,7 +96,9 @@ class Windows(View):
     @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
     def get(self, request: Request, id: UUID) -> Response:
         """Another time: the first windows in which a reservation of what a waiting workload asks for fits now."""
-        found = queue.windows(_workload(self, id), self.actor, self.now)
+        now = self.now
+        with asking(self.actor, now):
+            found = queue.windows(_workload(self, id), self.actor, now)
         return Response(shapes.AnotherTimeShape([shapes.another_time(other) for other in found], many=True).data)
 
 
@@ -99,4 +107,7 @@ class Fairness(View):
     def get(self, request: Request, slug: str) -> Response:
         """Why does that team get more? What each team of a pool is guaranteed, holds, borrows and used, the least used first."""
         pool = find(policy.visible_pools(self.actor), slug=slug)
-        return Response(shapes.FairnessShape(queue.fairness(pool, (), self.now), many=True).data)
+        now = self.now
+        with asking(self.actor, now):
+            rows = queue.fairness(pool, (), now)
+        return Response(shapes.FairnessShape(rows, many=True).data)

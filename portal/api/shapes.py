@@ -17,7 +17,7 @@ from portal.selectors.queue import Ahead, AnotherTime
 from portal.selectors.starts import Likely, Starts
 from portal.services.asks import Placing
 from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
-from portal.services.series import WEEKDAYS
+from portal.services.series import WEEKDAYS, clock_changes_of
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
@@ -856,8 +856,16 @@ class SeriesShape(Ser):
     def get_weekdays(self, series: Series) -> list[str]:
         """By their short names."""
         return [WEEKDAYS[day] for day in series.weekdays]
+    clock_changes = serializers.SerializerMethodField(
+        help_text="what is different where the clock of its time zone is put forward or back"
+    )
 
     @extend_schema_field(ReservationShape(many=True))
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_clock_changes(self, series: Series) -> list[str]:
+        """In words, in order."""
+        return clock_changes_of(series)
+
     def get_occurrences(self, series: Series) -> Any:
         """In order."""
         rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by("start", "pk")
@@ -886,6 +894,9 @@ class GivenUp(Ser):
 
 
 class SubmissionShape(Ser):
+    clock_changes = serializers.ListField(
+        child=serializers.CharField(), help_text="what is different where the clock is put forward or back"
+    )
     id = serializers.UUIDField(source="public_id")
     kind = serializers.ChoiceField(choices=Submission.Kind.choices)
     team = serializers.CharField(source="team.slug")

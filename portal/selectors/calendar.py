@@ -15,7 +15,8 @@ from django.db.models import Count, Max, Min, Q, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from scheduler.core.model import SLOTS_PER_GPU
+from portal.services.asks import slots_of_profiles
+from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.models import Allocation, BoundUnit, Gpu, MaintenanceWindow, Pool, Reservation, Team
 from scheduler.selectors import SLOTS
 from scheduler.states import ReservationState
@@ -42,6 +43,8 @@ class Booking:
     name: str = ""
     public_id: str = ""
     open_end: bool = False
+    profile: str = WHOLE
+    units: int = 0  # slices; whole GPUs are counted in ``gpus``
 
 
 @dataclass
@@ -130,12 +133,13 @@ class _Reader:
         rows = Allocation.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools, reservation=None)
         columns = (
             "run_id", "unit__gpu__host__name", "unit__gpu__model", "project__team_id", "workload__kind", "workload__name",
-            "workload__public_id", "workload__max_runtime_seconds",
+            "workload__public_id", "workload__max_runtime_seconds", "workload__profile",
         )  # fmt: skip
         grouped = (
             self._of_team(rows, "project__team__slug")
             .values_list(*columns)
             .annotate(
+                units=Count("pk"),
                 held=Sum(SLOTS),
                 since=Min("period__startswith"),
                 until=Max("period__endswith"),
@@ -148,8 +152,8 @@ class _Reader:
         self._put(self._booking(*row[1:]) for row in found[:MOST_BOOKINGS])
 
     def _booking(
-        self, host: str, model: str, team: int, kind: str, name: str, public_id: Any, limit: int, slots: int,
-        since: datetime, until: datetime | None, going_on: int,
+        self, host: str, model: str, team: int, kind: str, name: str, public_id: Any, limit: int, profile: str,
+        units: int, slots: int, since: datetime, until: datetime | None, going_on: int,
     ) -> Booking:  # fmt: skip
         end = (
             until if not going_on and until else max(since + timedelta(seconds=limit), self.now + timedelta(minutes=1))
@@ -157,7 +161,7 @@ class _Reader:
         names = {"named": True, "name": name, "public_id": str(public_id)} if self._knows(team) else {"named": False}
         return Booking(
             kind=kind, state="running" if going_on else "past", team=self.teams[team], model=model, host=host,
-            gpus=slots / SLOTS_PER_GPU, start=since, end=end, open_end=bool(going_on), **names,
+            gpus=slots / SLOTS_PER_GPU, start=since, end=end, open_end=bool(going_on), profile=profile, units=units, **names,
         )  # fmt: skip
 
     def _bound(self) -> None:
@@ -172,6 +176,7 @@ class _Reader:
             size = (bound.slots.upper - bound.slots.lower) / SLOTS_PER_GPU
             if key in sums:
                 sums[key].gpus += size
+                sums[key].units += 1
                 continue
             active = reservation.state == ReservationState.ACTIVE
             sums[key] = Booking(
@@ -183,6 +188,8 @@ class _Reader:
                 gpus=size,
                 start=bound.period.lower,
                 end=bound.period.upper or reservation.end,
+                profile=reservation.profile,
+                units=1,
                 **self._names(reservation.project.team_id, reservation),
             )
         self._put(sums.values())
@@ -192,10 +199,13 @@ class _Reader:
         rows = Reservation.objects.filter(
             pool__in=self.pools, state=ReservationState.CONFIRMED, start__lt=self.end, end__gt=self.start
         ).select_related("project__team", "pool")
-        for reservation in self._of_team(rows, "project__team__slug").order_by("start", "pk"):
+        found = list(self._of_team(rows, "project__team__slug").order_by("start", "pk"))
+        slots = slots_of_profiles({(r.pool_id, r.profile) for r in found if r.profile != WHOLE})
+        for reservation in found:
             group = self._group_for(reservation.pool_id, reservation.models_wanted)
             if group is None:
                 continue
+            units = reservation.units * reservation.hosts
             group.promises.append(
                 Booking(
                     kind="reservation",
@@ -203,9 +213,11 @@ class _Reader:
                     team=reservation.project.team,
                     model=group.model,
                     host=None,
-                    gpus=reservation.units * reservation.hosts,
+                    gpus=units * slots.get((reservation.pool_id, reservation.profile), SLOTS_PER_GPU) / SLOTS_PER_GPU,
                     start=reservation.start,
                     end=reservation.end,
+                    profile=reservation.profile,
+                    units=units,
                     **self._names(reservation.project.team_id, reservation),
                 )
             )
@@ -231,6 +243,8 @@ class _Reader:
                     model=group.model,
                     host=None,
                     gpus=float(payload.get("gpus") or payload.get("units") or 1),
+                    profile=str(payload.get("profile") or WHOLE),
+                    units=int(payload.get("units") or 1) * int(payload.get("hosts") or 1),
                     start=start,
                     end=end,
                     named=True,

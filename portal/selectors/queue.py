@@ -11,6 +11,7 @@ from django.core.cache import cache
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
+from portal.asking import asking, kept
 from portal.models import User
 from portal.selectors import starts
 from portal.selectors.starts import Starts
@@ -133,7 +134,7 @@ class Why:
 def why(workload: Workload, user: User, now: datetime) -> Why:
     """Everything about one waiting workload: what blocks it, who goes first, what would start sooner, how the teams of its
     pool stand."""
-    with one_answer.one_answer():
+    with asking(user, now), one_answer.one_answer():
         first, more = ahead(workload, user, now)
         return Why(
             blockers(workload, user),
@@ -150,13 +151,17 @@ def ahead(workload: Workload, user: User, now: datetime) -> tuple[list[Ahead], i
     """Who has its turn before a waiting workload, as far as the viewer may see them, and how many others."""
     if workload.state != WorkloadState.QUEUED:
         return [], 0
-    before = engine.before(workload, now)
-    parts = {turn.queued.id: part for turn, part in before}
+    before = kept(("before", workload.pk), now, lambda: _before(workload, now))
+    parts = dict(before)
     rows = policy.visible_workloads(user).filter(pk__in=parts).select_related(*RELATED)
     seen = {row.pk: row for row in rows}
     # The nearest ones say most about one's own place.
-    shown = [Ahead(seen[turn.queued.id], str(part)) for turn, part in before if turn.queued.id in seen][-MOST_AHEAD:]
+    shown = [Ahead(seen[pk], part) for pk, part in before if pk in seen][-MOST_AHEAD:]
     return shown, len(before) - len(shown)
+
+
+def _before(workload: Workload, now: datetime) -> list[tuple[int, str]]:
+    return [(turn.queued.id, str(part)) for turn, part in engine.before(workload, now)]
 
 
 @dataclass(frozen=True)
@@ -276,14 +281,18 @@ def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     needs_approval = gpus_of(pool, ask) > pool.approval_above_gpus
     in_form = not (ask.min_memory_mib or ask.min_compute_capability) and len(ask.models_wanted) <= MOST_MODELS_IN_FORM
     earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
-    found = engine.reservable(workload, length=length, earliest=earliest, now=now)
+    found = kept(
+        ("windows", workload.pk, length),
+        now,
+        lambda: engine.reservable(workload, length=length, earliest=earliest, now=now),
+    )
     return [AnotherTime(workload, start, end, needs_approval, in_form) for start, end in found]
 
 
 def fairness(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
     """One row per team of the pool, in GPUs and GPU-hours, the least used first; ``mine``: ids of the viewer's teams, or of
     the one that is looked at. Those who share a pool may know its sums."""
-    rows: list[FairnessRow] = engine.fairness(pool, now)
+    rows: list[FairnessRow] = kept(("fairness", pool.pk), now, lambda: engine.fairness(pool, now))
     own = {mine} if isinstance(mine, int) else set(mine)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
     drawn = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
@@ -53,6 +53,15 @@ class AskFields:
     def placing(self) -> dict[str, Any]:
         """What of ``Placing`` was asked for, as JSON."""
         return {name: getattr(self, name) for name in Placing.__optional_keys__ if getattr(self, name)}
+
+
+def slots_of_profiles(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
+    """The size in slots of some profiles: by (pool's id, profile). No query where nothing is wanted."""
+    if not wanted:
+        return {}
+    rows = Unit.objects.filter(gpu__host__pool__in={pool for pool, _ in wanted}, profile__in={name for _, name in wanted})
+    columns = ("gpu__host__pool_id", "profile", "slots")
+    return {(pool, profile): slots.upper - slots.lower for pool, profile, slots in rows.values_list(*columns).distinct()}
 
 
 def placing_of(payload: Mapping[str, Any]) -> Placing:

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal import policy, wording
+from portal.asking import asking
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit, money
@@ -162,7 +163,8 @@ def preview_reservation(
         may_exceed_guarantee=may_exceed_guarantee,
         **placing,
     )
-    answer = engine.check_window(now=now, **wish.columns)
+    with asking(actor, now):
+        answer = engine.check_window(now=now, **wish.columns)
     price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
     hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
     per_hour = None if price is None else rounded(price * Decimal(str(wish.gpus)))

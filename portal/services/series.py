@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from django.db import transaction
 
 from portal import policy, wording
+from portal.asking import asking
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit, money
@@ -20,7 +21,7 @@ from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Series
-from scheduler.recurrence import Recurrence, occurrences
+from scheduler.recurrence import ClockChange, Recurrence, clock_changes, occurrences
 from telemetry.core.money import rounded
 
 MOST_OCCURRENCES = 100
@@ -36,6 +37,7 @@ class SeriesWish:
     first: Wish
     recurrence: Recurrence
     windows: list[tuple[datetime, datetime]]
+    clock_changes: list[ClockChange]
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -97,14 +99,16 @@ def preview_series(
     **placing: Unpack[Placing],
 ) -> dict[str, Any]:  # fmt: skip
     """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
-    ``windows`` (the first that would do instead of that one), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
+    ``windows`` (the first that would do instead of that one), ``clock_changes`` (what is different where the clock is put
+    forward or back: sentences), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
     (None: no price), ``price_per_hour``, ``currency``. Raises Invalid, NotAllowed."""
     policy.require(actor, "reservation.request", project)
     wish = checked_series(
         project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts,
         may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
-    answers = engine.check_windows(now=now, **wish.columns)
+    with asking(actor, now):
+        answers = engine.check_windows(now=now, **wish.columns)
     worst = first_misfit(answers)
     price = money.price_of(pool=pool, models=wish.first.ask.models_wanted or models_of(pool), now=now)
     per_hour = None if price is None else price * Decimal(str(wish.first.gpus))
@@ -117,6 +121,7 @@ def preview_series(
         "fits": worst is None,
         "sentence": "" if worst is None else misfit_words(wish, answers),
         "windows": [] if worst is None else windows_of(answers[worst]),
+        "clock_changes": [wording.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes],
         "needs_approval": wish.first.needs_approval,
         "gpus": wish.first.gpus,
     }
@@ -138,6 +143,15 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
     return given_up
 
 
+def clock_changes_of(series: Series) -> list[str]:
+    """What is different where the clock is put forward or back, of a series that was promised."""
+    recurrence = Recurrence(
+        frozenset(series.weekdays), series.starts_at, series.ends_at, series.time_zone, series.first_day, series.last_day
+    )
+    changes = clock_changes(recurrence, series.created_at)
+    return [wording.clock_change(change, series.time_zone) for change in changes]
+
+
 # -- shared with approvals ---------------------------------------------------------------------------------------------
 
 
@@ -156,11 +170,11 @@ def checked_series(
     if not days and "weekdays" not in checks.problems:
         checks.note("weekdays", "", f"weekdays is empty; allowed: one or more of {', '.join(WEEKDAYS)}.")
     zone = checks.time_zone("time_zone", time_zone)
-    if first.end - first.start > LONGEST_OCCURRENCE:
+    local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
+    if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > LONGEST_OCCURRENCE:  # by the clock
         checks.note(
             "end", first.end.isoformat(), "end is more than a day after start; allowed for one that recurs: 24 hours."
         )
-    local = first.start.astimezone(ZoneInfo(zone))
     if isinstance(until, datetime) or not isinstance(until, date):
         checks.note("until", until, "until is no day; allowed: a date such as 2026-03-31.")
         until = local.date()
@@ -170,10 +184,10 @@ def checked_series(
         checks.note("until", until.isoformat(), words)
     checks.done()
     recurrence = Recurrence(
-        frozenset(WEEKDAYS.index(day) for day in days), _clock(local),
-        _clock(first.end.astimezone(ZoneInfo(zone))), zone, local.date(), until,
+        frozenset(WEEKDAYS.index(day) for day in days), _clock(local), _clock(local_end), zone, local.date(), until,
     )  # fmt: skip
-    windows = occurrences(recurrence, now.replace(second=0, microsecond=0), MOST_OCCURRENCES)
+    this_minute = now.replace(second=0, microsecond=0)
+    windows = occurrences(recurrence, this_minute, MOST_OCCURRENCES)
     if not windows:
         checks.note("until", until.isoformat(), f"until is {until:%Y-%m-%d}; none of those weekdays lies before it.")
     elif len(windows) > MOST_OCCURRENCES:
@@ -181,7 +195,7 @@ def checked_series(
         words = f"until is {until:%Y-%m-%d}; allowed: {MOST_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
         checks.note("until", until.isoformat(), words)
     checks.done()
-    return SeriesWish(first, recurrence, windows)
+    return SeriesWish(first, recurrence, windows, clock_changes(recurrence, this_minute))
 
 
 def confirm(owner: User, wish: SeriesWish, now: datetime) -> Series:

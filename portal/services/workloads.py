@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import transaction
 
 from portal import policy, wording
+from portal.asking import asking
 from portal.errors import Conflict, Invalid
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.services import audit, money
@@ -596,7 +597,8 @@ def _columns(wish: _Wish) -> dict[str, Any]:
 
 
 def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
-    answer = engine.preview_workload(owner=actor, now=now, **_columns(wish))
+    with asking(actor, now):
+        answer = engine.preview_workload(owner=actor, now=now, **_columns(wish))
     gpus = gpus_of(wish.pool, wish.ask)
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))

@@ -12,10 +12,10 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import redirect
+from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import AskedTooMuch, Conflict, Invalid, NotAllowed
 from portal.models import User
 
 Row = TypeVar("Row", bound=Model)
@@ -35,8 +35,20 @@ def signed_in(view: View) -> View:
             return view(request, *args, **kwargs)
         except NotAllowed as refusal:
             raise PermissionDenied(refusal.message) from refusal
+        except AskedTooMuch as refusal:
+            return asked_too_much(request, refusal)
 
     return respond
+
+
+def asked_too_much(request: HttpRequest, refusal: AskedTooMuch) -> HttpResponse:
+    """A page that says when to ask again; a part that refreshes itself stays as it is."""
+    again = {"Retry-After": str(refusal.wait)}
+    if request.headers.get("HX-Request"):
+        return HttpResponse(status=204, headers=again)
+    page = render(request, "asked_too_much.html", {"refusal": refusal}, status=429)
+    page.headers["Retry-After"] = again["Retry-After"]
+    return page
 
 
 def viewer(request: HttpRequest) -> User:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, QueryDict
@@ -117,10 +118,12 @@ def _after(request: HttpRequest, made: Submission | Reservation | Series | JobAr
         messages.info(
             request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
         )
-        return redirect("calendar")
+        return redirect(f"{reverse('calendar')}?{_in_calendar(made)}")
     if isinstance(made, Series):
         first = made.occurrences.order_by("start", "pk")[0]
         messages.success(request, f"{made.name} is reserved {made.occurrences.count()} times.")
+        for change in series.clock_changes_of(made):
+            messages.info(request, change)
         return redirect("reservation", public_id=first.public_id)
     if isinstance(made, JobArray):
         messages.success(request, f"{made.name} is queued: {made.tasks.count()} tasks.")
@@ -132,6 +135,12 @@ def _after(request: HttpRequest, made: Submission | Reservation | Series | JobAr
         return redirect(f"{reverse('notebook', args=[made.public_id])}?open=1")
     messages.success(request, f"{made.name} is queued.")
     return redirect("job", public_id=made.public_id)
+
+
+def _in_calendar(made: Submission) -> str:
+    """The calendar of its pool and of the week in which it would begin."""
+    start = timezone.localtime(datetime.fromisoformat(made.payload["start"]))
+    return urlencode({"at": f"{start:%Y-%m-%dT%H:%M}"} | ({"pool": made.pool.slug} if made.pool else {}))
 
 
 # -- the form ----------------------------------------------------------------------------------------------------------

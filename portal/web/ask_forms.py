@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django import forms
@@ -145,6 +145,12 @@ class AskForm(VerbForm):
         label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
     )
     most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
+    if_member_ends = forms.ChoiceField(
+        label="If it ends on one host",
+        choices=[("restart", "All of it starts again"), ("end", "All of it ends")],
+        required=False,
+        help_text="On several hosts. It starts again as often as it may be retried; after a lost host by itself.",
+    )
     labels = forms.CharField(
         label="Only on hosts with", required=False, max_length=300, help_text="Labels such as site=north, with commas."
     )
@@ -281,7 +287,8 @@ class AskForm(VerbForm):
 
     def for_reservation(self) -> dict[str, Any]:
         start = self.cleaned_data["start"]
-        end = _later(start, timedelta(seconds=self.cleaned_data["seconds"]))
+        # So many hours, also over a change of the clock; zoned datetimes add by the clock.
+        end = _later(start.astimezone(UTC), timedelta(seconds=self.cleaned_data["seconds"]))
         return {**self.common(), **self.for_window(start, end), "why": self.cleaned_data["why"]}
 
     def for_window(self, start: datetime, end: datetime) -> dict[str, Any]:
@@ -336,7 +343,8 @@ class AskForm(VerbForm):
             self.cleaned_data["repeat"]
         ]
         zone = timezone.get_current_timezone_name()
-        return {**self.for_reservation(), "weekdays": days, "until": self.cleaned_data["until"], "time_zone": zone}
+        end = _later(local, timedelta(seconds=self.cleaned_data["seconds"]))  # by the clock, as on the other days
+        return {**self.for_reservation(), "end": end, "weekdays": days, "until": self.cleaned_data["until"], "time_zone": zone}
 
     def for_notebook(self) -> dict[str, Any]:
         data = self.cleaned_data
@@ -358,6 +366,7 @@ class AskForm(VerbForm):
             "preemptible": data["preemptible"],
             "max_runtime_seconds": data["seconds"],
             "most_retries": data["most_retries"] or 0,
+            "if_member_ends": data["if_member_ends"] or "restart",
             "reservation": self.reservations.get(data["reservation"]),
             "environment": data["pairs"],
             "wanted_by": data["wanted_by"],
@@ -419,6 +428,7 @@ def values_of(workload: Workload, user: User) -> dict[str, Any]:
         "priority": Priority(workload.priority).name.lower(),
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
+        "if_member_ends": workload.if_member_ends,
         "labels": label_text(workload.labels_required),
         "prefer": label_text(workload.labels_preferred),
         "spread": workload.spread,

@@ -11,7 +11,8 @@ from django.conf import settings
 from django.utils import timezone
 
 from portal import wording
-from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
+from portal.asking import asking
+from portal.errors import AskedTooMuch, Conflict, Invalid, NotAllowed, ServiceError
 from portal.models import User
 from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, series, workloads
@@ -36,8 +37,11 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 def of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     """Context of work/ask_preview.html. A form that is not filled in yet, or is refused, previews what it can."""
-    with one_answer():
-        return _of(form, user, now)
+    try:
+        with one_answer(), asking(user, now):
+            return _of(form, user, now)
+    except AskedTooMuch as refusal:  # the form can be sent all the same
+        return {"now": now, "kind": form.kind_chosen, "warnings": [{"text": refusal.message}]}
 
 
 def _of(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
@@ -160,6 +164,7 @@ def _series(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "fits": answer["fits"],
         "needs_approval": answer["needs_approval"] and answer["fits"],
         "room": times,
+        "warnings": [{"text": text} for text in answer["clock_changes"]],
         "blocks": [] if answer["fits"] else [{"text": answer["sentence"]}],
     }
 
@@ -321,6 +326,7 @@ def same_elsewhere(form: AskForm) -> Same:
             "preemptible",
             "max_runtime_seconds",
             "most_retries",
+            "if_member_ends",
             "environment",
             "wanted_by",
             "command",
@@ -344,7 +350,14 @@ def same_elsewhere(form: AskForm) -> Same:
 
 def _given(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Those of ``names`` that are not what they would be without being said."""
-    defaults = {"may_exceed_guarantee": False, "hosts": 1, "nvlink": False, "spread": False, "most_retries": 0}
+    defaults = {
+        "may_exceed_guarantee": False,
+        "hosts": 1,
+        "nvlink": False,
+        "spread": False,
+        "most_retries": 0,
+        "if_member_ends": "restart",
+    }
     empty: tuple[Any, ...] = (None, {})
     return {n: arguments[n] for n in names if arguments[n] not in empty and arguments[n] != defaults.get(n)}
 

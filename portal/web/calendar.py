@@ -216,7 +216,7 @@ def _agenda(groups: list[ModelGroup], made: drawing.Frame, now: datetime) -> dic
     ]
     return {
         "day": local,
-        "bookings": [{"booking": b, "url": url_of(b)} for b in found[:60]],
+        "bookings": [{"booking": b, "url": url_of(b), "size": drawing.size_of(b, b.model)} for b in found[:60]],
         "more": max(0, len(found) - 60),
         "before": local - timedelta(days=1),
         "after": end,

@@ -9,7 +9,8 @@ from typing import Any
 from django.utils import timezone
 
 from portal.selectors.calendar import Booking, HostRow, ModelGroup
-from portal.templatetags.gpupool import duration
+from portal.templatetags.gpupool import duration, gpu_model
+from scheduler.core.model import WHOLE
 
 PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
 PROMISE_PIXELS = 4  # per GPU
@@ -313,10 +314,17 @@ def _drawn(booking: Booking, made: Frame, y: float, height: float) -> dict[str, 
         "height": round(height, 1),
         "text_y": round(height / 2 + (3 if height < 13 else 4), 1),
         "tag": booking.team.tag if height >= 8 and width > LABEL_SHARE / 2 else "",
-        "words": f"{words} · {booking.gpus:g}" if height >= 8 and width > LABEL_SHARE else "",
+        "words": f"{words} · {size_of(booking)}" if height >= 8 and width > LABEL_SHARE else "",
         "small": height < 13,
         "title": title(booking),
     }
+
+
+def size_of(booking: Booking, model: str = "") -> str:
+    """How much it takes: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``, ``1 × 1g.10gb of A100 80GB``."""
+    if booking.profile == WHOLE:
+        return f"{booking.gpus:g}" + (f" × {gpu_model(model)}" if model else "")
+    return f"{booking.units} × {booking.profile}" + (f" of {gpu_model(model)}" if model else "")
 
 
 def title(booking: Booking) -> str:
@@ -325,7 +333,8 @@ def title(booking: Booking) -> str:
     what = booking.name if booking.named else "taken"
     states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
     until = "at the latest " if booking.open_end else ""
-    size = f"{booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}" + (f" on {booking.host}" if booking.host else "")
+    gpus = f"{booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}"
+    size = (size_of(booking) if booking.profile else gpus) + (f" on {booking.host}" if booking.host else "")
     when = f"{start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}"
     return f"{booking.team.name}: {what}, {size}, {when}, {states[booking.state]}"
 

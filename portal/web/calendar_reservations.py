@@ -179,6 +179,7 @@ def _series(row: Reservation, now: datetime) -> dict[str, Any]:
     return {
         "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",
         "left": len(left),
+        "clock_changes": series_verbs.clock_changes_of(whole),
         "occurrences": [r for r in left if r.pk != row.pk][:SERIES_SHOWN],
         "cancel_url": reverse("series-cancel", args=[whole.public_id]),
         "loss": SERIES_LOSS,

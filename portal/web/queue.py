@@ -14,6 +14,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy, wording
+from portal.asking import asking
+from portal.errors import AskedTooMuch
 from portal.models import User
 from portal.selectors import queue as reads
 from portal.selectors import starts
@@ -135,7 +137,8 @@ def sooner(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     """The line of a card that says what would start sooner; asked for by itself, since it has to be planned."""
     now = timezone.now()
     workload = workload_of(request, public_id)
-    found = reads.sooner(workload, now)[:MOST_ON_A_CARD]
+    with asking(viewer(request), now):
+        found = reads.sooner(workload, now)[:MOST_ON_A_CARD]
     return render(request, "work/sooner.html", {"sooner": alternatives(workload, found, now)})
 
 
@@ -170,7 +173,8 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
     """Why another workload goes first, or went: the rule that decides between the two, with its numbers."""
     user, now = viewer(request), timezone.now()
     mine, theirs = workload_of(request, public_id), workload_of(request, other)
-    found = reads.why_them(mine, theirs, now)
+    with asking(user, now):
+        found = reads.why_them(mine, theirs, now)
     context = {
         "mine": mine,
         "theirs": theirs,
@@ -189,7 +193,9 @@ def fairness(request: HttpRequest, slug: str) -> HttpResponse:
     """Why does that team get more? Guarantee, use, share and what is borrowed, of every team of a pool."""
     user, now = viewer(request), timezone.now()
     pool = found_row(policy.visible_pools(user), "pool", slug=slug)
-    rows = reads.fairness(pool, set(policy.my_team_ids(user).values_list("team_id", flat=True)), now)
+    mine = set(policy.my_team_ids(user).values_list("team_id", flat=True))
+    with asking(user, now):
+        rows = reads.fairness(pool, mine, now)
     context = {"pool": pool, "rows": fairness_rows(rows), "half_life": duration(pool.half_life_seconds)}
     return live.page(request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now)
 
@@ -283,10 +289,16 @@ def _row(
         "waits": duration(now - workload.queued_at),
         "reason": wording.reason(workload.reason_code, workload.reason_numbers, user) or "Not looked at yet.",
         "state": home_cards.shown_state(workload),
-        "detail": detail(workload, reads.why(workload, user, now), user, now)
-        if is_open and workload.state == WorkloadState.QUEUED
-        else None,
+        "detail": _detail(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
     }
+
+
+def _detail(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
+    """What unfolds below a row; when this person's questions took too long, only that."""
+    try:
+        return detail(workload, reads.why(workload, user, now), user, now)
+    except AskedTooMuch as refusal:
+        return {"too_much": refusal.message}
 
 
 def _blocker(waiting: Workload, blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any]:

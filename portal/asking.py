@@ -1,0 +1,73 @@
+"""Questions that are answered by planning: why, what if, what else. Nothing waits for them, and each can cost a cycle's time.
+
+So a person's questions may take so long in a minute, and no longer: who holds F5, or a script, is told when to ask again while
+everybody else is answered. What is the same for all who may see it is kept for some seconds. Both live in the cache: while
+that is away nobody is counted and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TypeVar
+
+from django.core.cache import cache
+from redis.exceptions import RedisError
+
+from portal.errors import AskedTooMuch
+from portal.models import User
+
+Answer = TypeVar("Answer")
+
+PERIOD_SECONDS = 60
+MOST_MS = 15_000  # of planning for one person in a period: about 150 questions in a pool of a thousand GPUs
+EXPECTED_MS = 100  # what a question is counted as while it is being answered, so that many at once are not free
+KEPT_SECONDS = 5
+
+_answering: ContextVar[bool] = ContextVar("a question is being answered", default=False)
+
+
+@contextlib.contextmanager
+def asking(user: User, now: datetime) -> Iterator[None]:
+    """Within it a person's question is answered; what it takes is counted. Raises AskedTooMuch before it begins, when this
+    person's questions took too long lately. Within another one it counts nothing more."""
+    if _answering.get():
+        yield
+        return
+    key = f"asked:{user.pk}:{int(now.timestamp()) // PERIOD_SECONDS}"
+    if _count(key, EXPECTED_MS) > MOST_MS:
+        _count(key, -EXPECTED_MS)
+        raise AskedTooMuch(max(1, math.ceil(PERIOD_SECONDS - now.timestamp() % PERIOD_SECONDS)))
+    before, began = _answering.set(True), time.monotonic()
+    try:
+        yield
+    finally:
+        _answering.reset(before)
+        _count(key, int((time.monotonic() - began) * 1000) - EXPECTED_MS)
+
+
+def _count(key: str, milliseconds: int) -> int:
+    """Add to what was counted; what it is now."""
+    try:
+        cache.add(key, 0, 2 * PERIOD_SECONDS)
+        return int(cache.incr(key, milliseconds))
+    except (RedisError, ValueError):  # ValueError: it was forgotten between the two
+        return 0
+
+
+def kept(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
+    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks."""
+    key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // KEPT_SECONDS)))
+    try:
+        known: tuple[Answer] | None = cache.get(key)
+    except RedisError:
+        return answer()
+    if known is None:
+        known = (answer(),)
+        with contextlib.suppress(RedisError):
+            cache.set(key, known, KEPT_SECONDS)
+    return known[0]
