@@ -1,4 +1,4 @@
-"""The diagnostics of this host's GPUs: one process for each unit of a GPU, with the GPU's lock and a deadline. It gives way to work.
+"""The diagnostics of this host's GPUs: one process for each unit of a GPU, with its lock and a deadline. It gives way to work.
 
 Each has a folder, so that an agent that was restarted finds what an earlier one began: a diagnostic whose process is still there is
 waited for, one whose process is gone is over.

@@ -18,6 +18,8 @@ COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTE
 LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED)
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
+MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
+AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start
 FIRST_BACK_OFF_SECONDS = 15
 LONGEST_BACK_OFF_SECONDS = 30 * 60
 SHORTEST_HOLD = timedelta(microseconds=1)  # an empty range would not be kept by PostgreSQL
@@ -152,12 +154,14 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     ended_at = max((run.ended_at for run in runs if run.ended_at), default=now)
     decided = verdict(workload, told.outcome)
     comes_back = decided.comes_back and not _its_reservation_is_over(workload, now)
+    hosts = _hosts_failed_on(workload) if comes_back and decided.failures + decided.lost else 0
+    comes_back = comes_back and hosts < MOST_HOSTS_FAILED
     if bad and gangs.is_gang(workload) and decided.code in (*LOST, *ITS_OWN_FAULT):
         gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
         _queue_again(workload, decided, now)
     else:
-        _end(workload, decided, told, ended_at)
+        _end(workload, decided, told, ended_at, hosts)
     nudge.engine()
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
 
@@ -182,8 +186,23 @@ def _queue_again(workload: Workload, decided: Verdict, now: datetime) -> None:
     )  # fmt: skip
 
 
-def _end(workload: Workload, decided: Verdict, told: Run, ended_at: datetime) -> None:
+def _hosts_failed_on(workload: Workload) -> int:
+    """On how many hosts it could not start, lost its GPU or failed at once."""
+    ended = Run.objects.filter(workload=workload, outcome__in=(Code.START_FAILED, Code.GPU_ERROR, Code.FAILED))
+    return len(
+        {
+            run.host_id
+            for run in ended
+            if run.outcome != Code.FAILED
+            or (run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= AT_ONCE)
+        }
+    )
+
+
+def _end(workload: Workload, decided: Verdict, told: Run, ended_at: datetime, hosts: int) -> None:
     numbers: dict[str, object] = {"attempt": workload.attempt}
+    if hosts >= MOST_HOSTS_FAILED:
+        numbers["failed_on_hosts"] = hosts
     if told.exit_code is not None:
         numbers["exit_code"] = told.exit_code
     if told.outcome != decided.code:

@@ -21,6 +21,7 @@ from agent.protocol import (
 )
 from scheduler import nudge
 from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.isolation import level_of
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
 from scheduler.states import RepairState, change_state
 
@@ -75,6 +76,8 @@ def _problem_of(gpu: GpuSeen) -> str:
         return (
             f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
         )
+    if len(gpu.links) > MOST_GPUS or len(gpu.pcie) > LONGEST_WORD or any(len(way) > LONGEST_WORD for way in gpu.links.values()):
+        return f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; allowed: at most {MOST_GPUS}, words of {LONGEST_WORD}"
     at = 0
     for unit in sorted(gpu.units, key=lambda u: u.first_slot):
         inside = at <= unit.first_slot and unit.slots > 0 and unit.first_slot + unit.slots <= SLOTS_PER_GPU
@@ -234,4 +237,5 @@ def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any]) -> Non
         max(0, min(inventory.memory_mib, 2**31 - 1)),
     )
     host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
-    host.save(update_fields=["hardware", "cpu_milli", "memory_mib", "isolation", "simulated"])
+    host.isolation_level = level_of(hardware["reported"])
+    host.save(update_fields=["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"])

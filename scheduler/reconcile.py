@@ -12,9 +12,9 @@ from typing import Any
 from django.db import transaction
 
 from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunWanted
-from scheduler import attempts, commands, gangs, inventory, leases, locks, nudge, volumes
+from scheduler import attempts, commands, diagnostics, gangs, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
-from scheduler.models import Allocation, Command, Host, Run, Workload, WorkloadKind
+from scheduler.models import Allocation, Command, Host, Pool, Run, Workload, WorkloadKind
 from scheduler.services.agents import note_refused_agent, renewed_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, RunState, WorkloadState, change_state
@@ -77,6 +77,7 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
     heard_before = host.last_sync_at
     rebooted = observed.boot_id != host.boot_id
     inventory.write(host, observed.inventory, now)
+    diagnostics.take_in(host, observed.diagnostics, now)
     seen = {key: run for run in observed.runs if (key := _uuid(run.run)) is not None}
     _take_in_runs(host, seen, heard_before, rebooted, now)
     Host.objects.filter(pk=host.pk).update(
@@ -260,6 +261,7 @@ def desired(host: Host, now: datetime) -> Desired:
     places = gangs.places(command.run for command in strongest.values())
     rules = leases.rules()
     renewed = renewed_credential(host, now=now)
+    pool = Pool.objects.get(pk=host.pool_id)
     return Desired(
         version=VERSION,
         host=host.name,
@@ -268,6 +270,8 @@ def desired(host: Host, now: datetime) -> Desired:
         credential=renewed.text if renewed else "",
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
         poll_seconds=rules.poll_seconds,
+        diagnostics=diagnostics.wanted_of(host, pool),
+        stray_action=pool.stray_action,
     )
 
 

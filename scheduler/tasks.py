@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, engine, estimates, nudge, quota_hours, releases, retention
+from scheduler import clock, diagnostics, engine, estimates, nudge, quota_hours, releases, retention
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
@@ -41,6 +41,12 @@ def watch_hosts() -> None:
     now = timezone.now()
     clock.watch_hosts(now)
     clock.maintenance_clock(now)
+
+
+@shared_task
+def keep_diagnostics() -> None:
+    """Diagnostics of GPUs: those that are due, and those that nobody answers."""
+    diagnostics.keep(timezone.now())
 
 
 @shared_task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import redis
@@ -11,8 +12,9 @@ from django.conf import settings
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from agent.protocol import Health, SampleBatch
-from scheduler.models import Gpu
+from agent.protocol import Health, SampleBatch, StraySeen
+from scheduler.models import Gpu, Host
+from telemetry import strays
 from telemetry.ingest import STREAM, entry_of
 from telemetry.models import HealthEvent, SampleWatermark
 
@@ -75,6 +77,13 @@ def accept_health(host_id: int, health: Health, now: datetime) -> bool:
     if created:
         transaction.on_commit(lambda: _nudge(HEALTH_TASK), robust=True)
     return created
+
+
+def accept_strays(host_id: int, seen: Sequence[StraySeen], now: datetime) -> None:
+    """Keep which processes a host says belong to no workload there, and wake the worker that tells of new ones."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and strays.write(host, seen, now):
+        _nudge(HEALTH_TASK)
 
 
 def _moment(seconds: float, otherwise: datetime) -> datetime:

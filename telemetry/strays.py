@@ -1,20 +1,81 @@
-"""Processes on a GPU that belong to no allocation: reported at once as a health event, once an hour per unit."""
+"""Processes on a GPU that belong to no allocation: kept as their hosts tell them, each with one event when it is first seen.
+
+Of a host whose agent only counts them there is one event an hour per unit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
-from scheduler.models import Unit
-from telemetry.models import HealthEvent
+from django.db import transaction
+
+from agent.protocol import StraySeen
+from scheduler import locks, nudge
+from scheduler.models import Gpu, Host, Unit
+from telemetry.models import HealthEvent, Stray
 
 CODE = "stray:process"
+MOST = 500  # of one host
+LARGEST_COUNT = 2**31 - 1
+COUNTED_BEFORE = timedelta(minutes=2)  # a count that comes so soon after a name is of the same process
+
+
+@transaction.atomic
+def write(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
+    """Bring the host's rows to what it says; what it does not name is gone. Whether one is new. GPUs that it does not have are
+    not heard of."""
+    locks.hosts([host.pk])
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+    there = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
+    fresh = False
+    for each in seen[:MOST]:
+        gpu = gpus.get(each.gpu)
+        if gpu is None or not (0 < each.pid < LARGEST_COUNT and 0 <= each.started < 2**62):
+            continue
+        row = there.pop((gpu.pk, each.pid, each.started), None)
+        facts = {
+            "user": each.user[:64],
+            "name": each.name[:64],
+            "memory_mib": each.memory_mib if each.memory_mib is not None and 0 <= each.memory_mib < LARGEST_COUNT else None,
+            "run": each.run[:40],
+            "done": each.done[:200],
+            "last_seen": now,
+        }
+        if row is not None:
+            Stray.objects.filter(pk=row.pk).update(**facts)
+            continue
+        made = Stray.objects.create(host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts)
+        HealthEvent.objects.get_or_create(
+            host=host,
+            event_id=f"stray:{made.pk}",
+            defaults={
+                "gpu": gpu, "source": "agent", "code": CODE, "detail": in_words(made), "at": now, "received_at": now,
+            },
+        )  # fmt: skip
+        fresh = True
+    Stray.objects.filter(pk__in=[row.pk for row in there.values()]).update(gone_at=now)
+    nudge.pages(nudge.HOSTS)
+    return fresh
+
+
+def in_words(stray: Stray) -> str:
+    """Who it is, for people."""
+    memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
+    whose = "a workload that does not hold this GPU" if stray.run else "no workload"
+    return f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory}) belongs to {whose}"
 
 
 def report(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:
     """One event per (host, unit) and hour that has stray processes; ``seen`` gives the moment and their number."""
     if not seen:
         return
+    told = set(
+        Stray.objects.filter(host__in={host for host, _ in seen}, last_seen__gt=now - COUNTED_BEFORE).values_list(
+            "host_id", flat=True
+        )
+    ) | set(Stray.objects.filter(host__in={host for host, _ in seen}, gone_at=None).values_list("host_id", flat=True))
+    seen = {key: count for key, count in seen.items() if key[0] not in told}
     units = {unit.pk: unit for unit in Unit.objects.filter(pk__in={unit for _, unit in seen})}
     events = []
     for (host, unit), (moment, count) in sorted(seen.items()):

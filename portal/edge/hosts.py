@@ -48,7 +48,10 @@ def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: d
     """Take in what an agent sees; answer what should be. Raises Unwelcome."""
     _check(host, credentials, now)
     with _refusals():
-        return _whole(host, scheduler_api.sync(host.id, observed, now))
+        desired = scheduler_api.sync(host.id, observed, now)
+    if observed.strays is not None:
+        telemetry_api.accept_strays(host.id, observed.strays, now)
+    return _whole(host, desired)
 
 
 def desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
