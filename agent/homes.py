@@ -24,6 +24,7 @@ from typing import Any
 
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
 from agent.state import read_json, write_json, write_text
+from agent.tenants import followed
 
 HOME_SECONDS = 60.0  # for one home: a larger one is known as "at least"
 ROUND_SECONDS = 600.0  # for all of them: those not reached keep what was found before, and go first the next time
@@ -55,12 +56,15 @@ class _TimeIsUp(Exception):
 def measure(home: Path, out_of_time: Callable[[], bool], now: float) -> dict[str, Any] | None:
     """What a home takes on its disk: bytes, files, changed_at, complete, measured_at; None when it can't be opened.
 
-    Links are not followed (but for the home itself, which an operator may have put elsewhere) and other file systems not entered.
-    ``out_of_time`` is asked again and again; what was counted until then is a lower bound, said by ``complete``.
+    Links are not followed (but for a home that root has put elsewhere by one: a workload may have made any other) and other file
+    systems not entered. ``out_of_time`` is asked again and again; what was counted until then is a lower bound (``complete``).
     """
     found = _Sum()
+    place = followed(home)
     try:
-        descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if place is None:
+            return None
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -144,7 +148,7 @@ def names_in(folder: Path) -> tuple[list[str], int]:
     names = sorted(
         entry.name
         for entry in os.scandir(folder)
-        if not entry.name.startswith(".") and _can_be_said(entry.name) and entry.is_dir()
+        if not entry.name.startswith(".") and _can_be_said(entry.name) and entry.is_dir() and followed(folder / entry.name)
     )
     return names[:MOST_HOMES], max(0, len(names) - MOST_HOMES)
 

@@ -43,6 +43,10 @@ class Client:
         """Do something."""
         return self._call("POST", path, body or {})
 
+    def put(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Say how something shall be."""
+        return self._call("PUT", path, body)
+
     def pages(self, path: str, most: int = 1000, **query: Any) -> Iterator[Json]:
         """Every row of a list, page by page, up to ``most``."""
         number = given = 0

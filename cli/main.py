@@ -97,6 +97,11 @@ def volume() -> None:
 
 
 @cli.group()
+def pool() -> None:
+    """What pools demand of their hosts."""
+
+
+@cli.group()
 def approval() -> None:
     """What waits for somebody's word."""
 
@@ -244,6 +249,7 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @click.option("--priority", type=PRIORITIES)
 @click.option("--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go.")
 @click.option("--most-retries", type=int, help="Tries again so often after a failure.")
+@click.option("--if-member-ends", type=click.Choice(["restart", "end"]), help="On several hosts, once it ends on one of them.")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
 @click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
 @click.option("--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok.")
@@ -580,14 +586,14 @@ def create_reservation(
         if session.json:
             return output.as_json(answer)
         output.say("It fits." if answer["fits"] else answer["sentence"])
+        for change in answer.get("clock_changes", ()):
+            output.say(change)
         for window in answer["windows"] if not answer["fits"] else []:
             output.say(f"It would fit from {local(window['start'])} to {local(window['end'])}.")
         return None
     body |= {"name": name} | ({"why": reason} if reason else {})
     answer = session.client.post(path, body)
     if session.json:
-        for change in answer.get("clock_changes", ()):
-            output.say(change)
         return output.as_json(answer)
     if answer.get("series"):
         made = answer["series"]
@@ -828,6 +834,27 @@ def hosts(session: Session, pool: str | None) -> None:
             )
             for row in rows
         ),
+        "No hosts yet.",
+    )
+
+
+@command(pool, "isolation")
+@click.argument("slug")
+@click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
+@click.option("--reason", default="", help="Kept with the change.")
+def pool_isolation(session: Session, slug: str, level: str | None, reason: str) -> None:
+    """How well a pool's hosts have to keep workloads apart, and which of them do not; with LEVEL that is changed."""
+    path = f"pools/{quote(slug, safe='', errors='replace')}/"
+    if level is not None:
+        session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
+    found = session.client.get(path)
+    rows = list(session.client.pages("hosts/", pool=slug))
+    if session.json:
+        return output.as_json({"isolation": found["isolation"], "hosts": rows})
+    output.say(f"Hosts of {slug} need at least: {found['isolation']}.")
+    return output.table(
+        ("host", "isolation", "level", "lacks"),
+        ((row["name"], row["isolation"], row["isolation_level"], ", ".join(row["isolation_lacking"])) for row in rows),
         "No hosts yet.",
     )
 

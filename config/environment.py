@@ -57,7 +57,9 @@ class Environment:
     state: Path
     time_zone: str
     lease_seconds: float
+    first_team_user: int
     recording_hours: int
+    recording_mib: int
     decision_days: int
     notice_days: int
     health_event_days: int
@@ -98,7 +100,9 @@ def read(variables: Mapping[str, str]) -> Environment:
         state=_state(variables),
         time_zone=_time_zone(variables),
         lease_seconds=_lease_seconds(variables),
+        first_team_user=_whole_number(variables, "GPUPOOL_FIRST_TEAM_USER", 70_000, 1_000, 2_000_000_000),
         recording_hours=_whole_number(variables, "GPUPOOL_RECORDING_HOURS", 24, 0, 8_760),
+        recording_mib=_whole_number(variables, "GPUPOOL_RECORDING_MIB", 2_048, 10, 1_000_000),
         decision_days=_whole_number(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),
         notice_days=_whole_number(variables, "GPUPOOL_NOTICE_DAYS", 90, 7, 3_650),
         health_event_days=_whole_number(variables, "GPUPOOL_HEALTH_EVENT_DAYS", 365, 31, 3_650),

@@ -227,8 +227,9 @@ REASONS: dict[str, Sentence] = {
     ),
     "host_closed": lambda f: (
         f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{' of them' if f.get('hosts') else ''} are cordoned, draining, "
-        "in maintenance, silent or unwell."
+        f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
     ),
+    "isolation_too_weak": lambda f: "The host keeps workloads less apart than its pool demands, so nothing new starts on it.",
     # why it waits: its turn comes
     "waits_for_units": lambda f: (
         f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
@@ -376,6 +377,13 @@ def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | No
     return sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
 
 
+def decision(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for a decision: its reason, and where a gang ended for one of its members, which."""
+    if kind not in ("restarted", "ended"):
+        return reason(code, numbers, viewer)
+    return f"Its part {numbers.get('rank')} on {numbers.get('host')} was the first to end. {reason(code, numbers, viewer)}"
+
+
 # -- expected starts, and why others go first --------------------------------------------------------------------------
 
 
@@ -438,14 +446,6 @@ def another_time(workload: Workload, start: datetime, end: datetime, needs_appro
     return f"{asked}, {window(start, end)}: {needs}"
 
 
-def past_starts(past: PastStarts) -> str:
-    """How good the expected starts of a pool were, and whether there is enough of a record to tell ranges from."""
-    if not past.counted:
-        return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
-    off = f"half were off by more than {duration(past.median_error)}"
-    if not past.is_enough:
-        return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
-    if past.ranged < LEAST_RECORDS:
 def clock_change(change: ClockChange, time_zone: str) -> str:
     """What is different of an occurrence on whose day the clock is put forward or back."""
     day = f"{change.day:%a %-d %b %Y}"
@@ -466,6 +466,22 @@ def _goes_back(change: ClockChange) -> bool:
     return bool(change.doubled) or change.longer > timedelta()
 
 
+def past_starts(past: PastStarts) -> str:
+    """How good the expected starts of a pool were, and whether there is enough of a record to tell ranges from; and how much
+    of that a demo simulated."""
+    if past.simulated:
+        whose = "All" if past.simulated == past.counted else f"{past.simulated} of {past.counted}"
+        return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."
+    return _past_starts(past)
+
+
+def _past_starts(past: PastStarts) -> str:
+    if not past.counted:
+        return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
+    off = f"half were off by more than {duration(past.median_error)}"
+    if not past.is_enough:
+        return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
+    if past.ranged < LEAST_RECORDS:
         return (
             f"The range comes from the last {past.counted} that waited in this pool; {off}. "
             "Too few were told a range yet to say how many kept to it. It is no guarantee."

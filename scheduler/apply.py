@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from django.db.models import F, Q
 from scheduler import commands, estimates, locks, nudge
 from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Running, Snapshot
 from scheduler.decayed_use import bring_forward
+from scheduler.isolation import is_weaker
 from scheduler.models import (
     Allocation,
     BoundUnit,
@@ -66,11 +67,20 @@ class Applied:
     reasons_written: int = 0
     told: dict[int, Refusal] = field(default_factory=dict)
 
+    @property
+    def changed_something(self) -> bool:
+        """Work was started or told to go, a reservation bound, or a reason is another one."""
+        return bool(self.accepted or self.reasons_written)
 
-def apply(plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal] | None = None) -> Applied:
+
+def apply(
+    plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal] | None = None,
+    keep: Callable[[], object] | None = None,
+) -> Applied:  # fmt: skip
     """Commit what still holds of ``plan``, in one transaction. Raises StaleEpoch when the leader's epoch is not the plan's.
 
     ``told`` is what rows that have not changed since are known to say: those refusals are not compared with them again.
+    ``keep`` is called inside the transaction, last, when anything was changed: it writes the recording.
     """
     with transaction.atomic():
         leader = locks.leader()
@@ -85,7 +95,15 @@ def apply(plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refu
         applier.keep_accounts()
         applier.spread_the_news()
         Leader.objects.filter(pk=leader.pk).update(last_cycle_at=now)
+        if keep is not None and applier.done.changed_something:
+            keep()
     return applier.done
+
+
+def may_change_something(plan: Plan, told: Mapping[int, Refusal]) -> bool:
+    """Would applying it write anything, as far as can be said without the rows?"""
+    acts = plan.placements or plan.evictions or plan.bindings
+    return bool(acts) or any(_differs(told.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
 class _Applier:
@@ -272,6 +290,9 @@ class _Applier:
             host = unit.gpu.host
             if not accepts_work(host.lease_state, host.admin_state, host.repair_state):
                 return f"host {host.name} takes no new work"
+            pool = self.pools.get(host.pool_id)
+            if pool is not None and is_weaker(host.isolation_level, pool.isolation):
+                return f"host {host.name} keeps workloads less apart than its pool demands"
         return ""
 
     def _start(self, placements: Sequence[Placement]) -> list[Run]:

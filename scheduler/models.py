@@ -16,6 +16,7 @@ from django.db.models import F, Q
 
 from scheduler import states
 from scheduler.core.model import SLOTS_PER_GPU, PoolKind, Priority
+from scheduler.isolation import Isolation
 
 
 class WorkloadKind(models.TextChoices):
@@ -102,6 +103,9 @@ class Pool(models.Model):
     reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
     no_show_seconds = models.PositiveIntegerField(default=30 * 60)
     idle_limit_seconds = models.PositiveIntegerField(default=60 * 60)
+    isolation = models.CharField(
+        max_length=12, choices=Isolation.choices, default=Isolation.NONE, help_text="hosts that have less take no new work"
+    )
     stray_action = models.CharField(
         max_length=6, choices=StrayAction.choices, default=StrayAction.REPORT, help_text="for processes of no workload"
     )
@@ -169,6 +173,9 @@ class Host(models.Model):
     hardware = models.JSONField(default=dict, blank=True, help_text="what the agent last reported of the machine")
     isolation = models.CharField(
         max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports"
+    )
+    isolation_level = models.CharField(
+        max_length=12, choices=Isolation.choices, default=Isolation.NONE, help_text="what it keeps apart, from its report"
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
@@ -690,6 +697,18 @@ class Leader(models.Model):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_leader_row")]
+
+
+class ClockReading(models.Model):
+    """One row: when the wall clock was last looked at beside one that nobody can set (scheduler.wall_clock)."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    wall = models.DateTimeField()
+    machine = models.CharField(max_length=120)
+    uptime = models.FloatField(help_text="seconds on CLOCK_BOOTTIME of that machine")
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_clock_reading")]
 
 
 class BudgetGate(models.Model):

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunWanted
 from scheduler import attempts, commands, diagnostics, gangs, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
-from scheduler.models import Allocation, Command, Host, Pool, Run, Workload, WorkloadKind
+from scheduler.models import Allocation, Command, Host, Pool, Run, Team, Workload, WorkloadKind
 from scheduler.services.agents import note_refused_agent, renewed_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, RunState, WorkloadState, change_state
@@ -100,7 +101,7 @@ def _take_in_runs(
         if told is not None:
             _take_in(run, told, heard_before, now)
         elif run.workload_id in workloads:
-            _take_in_absence(run, rebooted, now)
+            _take_in_absence(run, heard_before, rebooted, now)
     for workload in workloads.values():
         attempts.settle(workload, now)
         _stop_when_saved(workload, now)
@@ -177,11 +178,13 @@ def _stop_when_saved(workload: Workload, now: datetime) -> None:
         commands.stop(workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now)
 
 
-def _take_in_absence(run: Run, rebooted: bool, now: datetime) -> None:
+def _take_in_absence(run: Run, heard_before: datetime | None, rebooted: bool, now: datetime) -> None:
     """The agent does not name a run of its host. One that was only placed may be on its way to it."""
     if run.state == RunState.PLACED and not run.commands.filter(verb=Command.Verb.STOP).exists():
         return
-    waited = run.missing_since is not None and now - run.missing_since >= timedelta(seconds=MISSING_SECONDS)
+    # Told from two earlier frames, so that a clock that was set since the last one takes nobody's work away.
+    since, until = run.missing_since, heard_before or now
+    waited = since is not None and until - since >= timedelta(seconds=MISSING_SECONDS)
     if rebooted or waited:
         outcome = Code.CANCELLED if run.state == RunState.PLACED else Code.HOST_LOST
         attempts.end_run(run, outcome=outcome, exit_code=None, at=now, now=now)
@@ -283,6 +286,15 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
     return found
 
 
+def _user(team: Team) -> dict[str, Any]:
+    """The team's user on every host, so that hosts that share homes agree: from its row's number, which no other team ever gets.
+    The moment it was made tells it from a team that gets the same number after an older backup was restored."""
+    return {
+        "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",
+        "team_user": settings.GPUPOOL_FIRST_TEAM_USER + team.pk,
+    }
+
+
 def _wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) -> RunWanted:
     run, workload = command.run, command.run.workload
     is_notebook = workload.kind == WorkloadKind.NOTEBOOK
@@ -300,6 +312,7 @@ def _wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) ->
         unit_uuids=unit_uuids,
         owner=workload.owner.get_username(),
         team=workload.project.team.slug,
+        **_user(workload.project.team),
         secret=workspace_secret(run.public_id) if is_notebook else "",
         attempt=run.attempt,
         cpu_milli=workload.cpu_milli,

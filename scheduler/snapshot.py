@@ -27,6 +27,7 @@ from scheduler.core import model
 from scheduler.core.reasons import Code
 from scheduler.decayed_use import decayed
 from scheduler.garbage import without_collecting
+from scheduler.isolation import is_weaker
 from scheduler.models import (
     Allocation,
     AskFields,
@@ -446,6 +447,8 @@ HOST_COLUMNS = (
     "lease_state",
     "admin_state",
     "repair_state",
+    "isolation_level",
+    "pool__isolation",
 )
 # The fields of model.Unit in their order, and whether it is retired. By hand: 16,000 rows through the ORM take four times as long.
 UNITS = """
@@ -531,10 +534,13 @@ def _quota(
 
 
 def _host(
-    pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, lease: str, admin: str, repair: str
-) -> model.Host:
+    pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, lease: str, admin: str, repair: str,
+    isolation: str, demanded: str,
+) -> model.Host:  # fmt: skip
     open_ = accepts_work(lease, admin, repair)
     code = Code.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else Code.HOST_CLOSED
+    if open_ and is_weaker(isolation, demanded):
+        open_, code = False, Code.ISOLATION_TOO_WEAK
     return model.Host(pk, name, pool, _pairs(labels), cpu, memory, open_, "" if open_ else str(code))
 
 

@@ -15,6 +15,7 @@ from portal.api import naming, shapes
 from portal.api.base import Empty, PageQuery, View, find
 from portal.api.paging import page_of
 from portal.services import health, hosts
+from portal.services.pools import demand_isolation
 from scheduler import selectors
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, Pool
@@ -54,6 +55,15 @@ class OnePool(View):
         """One pool, with what is free now."""
         pool = find(policy.visible_pools(self.actor).select_related("team"), slug=slug)
         return self.one(_counted(pool, self), shapes.PoolShape)
+
+
+class PoolIsolation(View):
+    @extend_schema(operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape)
+    def put(self, request: Request, slug: str) -> Response:
+        """How well its hosts have to keep workloads apart: none, sandbox, team_users or limits. For operators."""
+        pool = find(policy.visible_pools(self.actor).select_related("team"), slug=slug)
+        changed = demand_isolation(**self.by, pool=pool, **self.given(shapes.IsolationWish))
+        return self.one(_counted(changed, self), shapes.PoolShape)
 
 
 class Hosts(View):

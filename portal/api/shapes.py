@@ -22,9 +22,11 @@ from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
 from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.isolation import LEVELS, lacking
 from scheduler.models import (
     Dependency,
     Host,
+    IfMemberEnds,
     JobArray,
     Pool,
     Project,
@@ -192,6 +194,7 @@ class PoolShape(Ser):
     longest_reservation_seconds = serializers.IntegerField()
     reservation_horizon_seconds = serializers.IntegerField()
     idle_limit_seconds = serializers.IntegerField()
+    isolation = serializers.ChoiceField(choices=LEVELS, help_text="hosts that keep workloads less apart take no new work")
     most_waiting_per_user = serializers.IntegerField(help_text="notebooks and jobs of one person in the queue")
     most_waiting_per_team = serializers.IntegerField(help_text="notebooks and jobs of one team in the queue")
     models = ModelShape(many=True, source="model_counts")
@@ -203,6 +206,8 @@ class HostShape(Ser):
     labels = serializers.DictField(child=serializers.CharField())
     simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
     isolation = serializers.CharField()
+    isolation_level = serializers.ChoiceField(choices=LEVELS, help_text="how well it keeps workloads apart")
+    isolation_lacking = serializers.SerializerMethodField(help_text="levels that its pool demands and it does not reach")
     lease_state = serializers.ChoiceField(choices=[s.value for s in LeaseState])
     admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
     repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
@@ -210,10 +215,20 @@ class HostShape(Ser):
     last_sync_at = serializers.DateTimeField(allow_null=True)
     gpus = serializers.SerializerMethodField()
 
+    @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=LEVELS)))
+    def get_isolation_lacking(self, host: Host) -> list[str]:
+        """The lowest first; empty: it has what its pool demands."""
+        return lacking(host.hardware.get("reported") or {}, host.pool.isolation)
+
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, host: Host) -> list[str]:
         """The models of its GPUs, by index."""
         return [gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None]
+
+
+class IsolationWish(Strict):
+    isolation = serializers.ChoiceField(choices=LEVELS)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
 
 
 class HostQuery(PageQuery):
@@ -458,6 +473,9 @@ class JobWish(_Placed):
     preemptible = serializers.BooleanField(required=False)
     max_runtime_seconds = count_field(1, required=False)
     most_retries = count_field(0, required=False)
+    if_member_ends = serializers.ChoiceField(
+        choices=IfMemberEnds.choices, required=False, help_text="on several hosts: what becomes of it when one of its members ends"
+    )
     reservation = serializers.UUIDField(required=False, allow_null=True)
     environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
     wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
@@ -548,6 +566,7 @@ class PastStartsShape(Ser):
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
     ranged = serializers.IntegerField(help_text="those that were told a range")
     in_time = serializers.IntegerField(help_text="of these, who started by its upper end")
+    simulated = serializers.IntegerField(help_text="of those counted: the demo's simulated past")
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: PastStarts) -> str:
@@ -657,13 +676,13 @@ class BlockerShape(Ser):
 
 class DecisionShape(Ser):
     at = serializers.DateTimeField()
-    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused"])
+    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused", "restarted", "ended"])
     code = serializers.CharField()
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, row: Any) -> str:
         """In words."""
-        return wording.reason(row.code, row.numbers, self.context.get("user"))
+        return wording.decision(row.kind, row.code, row.numbers, self.context.get("user"))
 
 
 class WhyShape(Ser):
@@ -838,7 +857,15 @@ class SeriesShape(Ser):
     time_zone = serializers.CharField()
     first_day = serializers.DateField()
     last_day = serializers.DateField()
+    clock_changes = serializers.SerializerMethodField(
+        help_text="what is different where the clock of its time zone is put forward or back"
+    )
     occurrences = serializers.SerializerMethodField()
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_clock_changes(self, series: Series) -> list[str]:
+        """In words, in order."""
+        return clock_changes_of(series)
 
     def get_project(self, series: Series) -> str:
         """team/project."""
@@ -856,16 +883,8 @@ class SeriesShape(Ser):
     def get_weekdays(self, series: Series) -> list[str]:
         """By their short names."""
         return [WEEKDAYS[day] for day in series.weekdays]
-    clock_changes = serializers.SerializerMethodField(
-        help_text="what is different where the clock of its time zone is put forward or back"
-    )
 
     @extend_schema_field(ReservationShape(many=True))
-    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
-    def get_clock_changes(self, series: Series) -> list[str]:
-        """In words, in order."""
-        return clock_changes_of(series)
-
     def get_occurrences(self, series: Series) -> Any:
         """In order."""
         rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by("start", "pk")
@@ -876,6 +895,9 @@ class SeriesPreview(Ser):
     occurrences = serializers.IntegerField()
     fits = serializers.BooleanField(help_text="all of them")
     sentence = serializers.CharField(help_text="which one does not, and why")
+    clock_changes = serializers.ListField(
+        child=serializers.CharField(), help_text="what is different where the clock is put forward or back"
+    )
     windows = serializers.SerializerMethodField(help_text="the first that would do instead of that one")
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField(help_text="of each occurrence")
@@ -894,9 +916,6 @@ class GivenUp(Ser):
 
 
 class SubmissionShape(Ser):
-    clock_changes = serializers.ListField(
-        child=serializers.CharField(), help_text="what is different where the clock is put forward or back"
-    )
     id = serializers.UUIDField(source="public_id")
     kind = serializers.ChoiceField(choices=Submission.Kind.choices)
     team = serializers.CharField(source="team.slug")

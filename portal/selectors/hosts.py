@@ -11,6 +11,7 @@ from portal import policy
 from portal.models import User
 from scheduler import selectors as engine
 from scheduler.commands import LIVE
+from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Unit, Workload
 from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.models import HealthEvent, Sample
@@ -106,6 +107,18 @@ def effect(host: Host, now: datetime) -> dict[str, Any]:
         "reservations": len(found.reservations),
         "unkept": len(found.unkept),
     }
+
+
+LACKS = {
+    str(Isolation.SANDBOX): "a sandbox",
+    str(Isolation.TEAM_USERS): "a user id per team",
+    str(Isolation.LIMITS): "limits of CPU, memory and processes",
+}
+
+
+def lacks_of(host: Host) -> list[str]:
+    """What its pool demands to keep workloads apart and it does not have, in words; empty: nothing. Its pool is loaded."""
+    return [LACKS[level] for level in lacking(host.hardware.get("reported") or {}, host.pool.isolation)]
 
 
 def is_closed(host: Host) -> bool:

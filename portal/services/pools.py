@@ -14,6 +14,7 @@ from portal.services import audit
 from portal.validation import Checks, slug_of
 from scheduler import nudge
 from scheduler.core.model import SLOTS_PER_GPU, PoolKind
+from scheduler.isolation import LEVELS
 from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 
 DAY = 86_400
@@ -103,6 +104,30 @@ def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **l
         if before != after:
             audit.record(actor=actor, via=via, now=now, verb="change_pool", target=pool, before=before, after=after)
         nudge.engine()
+    return pool
+
+
+def demand_isolation(*, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web") -> Pool:
+    """How well hosts of this pool have to keep workloads apart; those that have less take no new work from the next cycle on.
+
+    What runs on them goes on. Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "pool.change")
+    checks = Checks()
+    isolation = checks.choice("isolation", isolation, LEVELS)
+    why = checks.text("why", why, least=0, most=300)
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(pool, "isolation")
+        Pool.objects.filter(pk=pool.pk).update(isolation=isolation)
+        pool.refresh_from_db()
+        after = audit.facts(pool, "isolation")
+        if before != after:
+            audit.record(
+                actor=actor, via=via, now=now, verb="demand_isolation", target=pool, before=before, after=after, why=why
+            )
+        nudge.engine()
+        nudge.pages(nudge.HOSTS)
     return pool
 
 

@@ -108,6 +108,8 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "events": reads.events(row),
         "models": reads.models_of(row),
         "refused": reads.refused_agent(row),
+        "lacks": reads.lacks_of(row),
+        "reported": row.hardware.get("reported") or {},
         "windows": row.maintenance_windows.filter(end__gt=now).order_by("start"),
         "may_change": may_change,
         "closed": may_change and reads.is_closed(row),

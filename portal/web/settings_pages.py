@@ -12,11 +12,13 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import Organisation, Template
+from portal.selectors import hosts as host_reads
 from portal.selectors import organisation as reads
 from portal.services import health as health_verbs
 from portal.services import pools as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
+from scheduler.isolation import Isolation
 from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 from telemetry.models import HealthRule
 
@@ -55,6 +57,12 @@ class PoolForm(VerbForm):
             self.fields[name] = forms.IntegerField(
                 label=label, help_text=words, required=name not in verbs.MAY_BE_EMPTY
             )
+
+
+class IsolationForm(VerbForm):
+    isolation = forms.ChoiceField(
+        choices=Isolation.choices, label="Hosts need at least", help_text="Those that have less take no new work."
+    )
 
 
 class NewPoolForm(VerbForm):
@@ -110,14 +118,17 @@ def settings(request: HttpRequest) -> HttpResponse:
         "pools": reads.pools(request.user),
         "may_change": may_change,
         "organisation_row": organisation,
+        "may_see_recordings": policy.may(request.user, "recording.see"),
     }
     return render(request, "organisation/settings.html", context, status=400 if form.errors else 200)
 
 
 @signed_in
 def pool(request: HttpRequest, slug: str) -> HttpResponse:
-    """The limits of one pool."""
+    """The limits of one pool, and how well its hosts have to keep workloads apart."""
     row = get_object_or_404(policy.visible_pools(request.user), slug=slug)
+    if request.method == "POST" and "isolation" in request.POST:
+        return _demand_isolation(request, row)
     form = PoolForm(request.POST or None, initial={name: getattr(row, name) for name in LIMIT_WORDS})
     if (
         request.method == "POST"
@@ -129,8 +140,35 @@ def pool(request: HttpRequest, slug: str) -> HttpResponse:
     ):
         messages.success(request, "Saved. The engine uses it from its next cycle on.")
         return redirect("pool", slug)
-    context = {"pool": row, "form": form, "may_change": policy.may(request.user, "pool.change")}
-    return render(request, "organisation/pool.html", context, status=400 if form.errors else 200)
+    return _pool_page(request, row, form, IsolationForm(initial={"isolation": row.isolation}))
+
+
+def _demand_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
+    form = IsolationForm(request.POST)
+    if form.is_valid():
+        done = form.carry_out(
+            verbs.demand_isolation, actor=viewer(request), pool=row, now=timezone.now(), **form.cleaned_data
+        )
+        if done is not None:
+            messages.success(request, "Saved. The engine uses it from its next cycle on; what runs goes on.")
+            return redirect("pool", row.slug)
+    return _pool_page(request, row, PoolForm(initial={name: getattr(row, name) for name in LIMIT_WORDS}), form)
+
+
+def _pool_page(request: HttpRequest, row: Pool, form: PoolForm, isolation: IsolationForm) -> HttpResponse:
+    context = {
+        "pool": row,
+        "form": form,
+        "isolation": isolation,
+        "waiting": reads.waiting_in(row) if policy.sees_all_teams(request.user) else None,
+        "hosts": [
+            {"name": host.name, "has": host.get_isolation_level_display(), "lacks": host_reads.lacks_of(host)}
+            for host in row.hosts.select_related("pool").order_by("name")
+        ],
+        "may_change": policy.may(request.user, "pool.change"),
+    }
+    status = 400 if form.errors or isolation.errors else 200
+    return render(request, "organisation/pool.html", context, status=status)
 
 
 @signed_in

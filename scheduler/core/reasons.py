@@ -37,6 +37,7 @@ class Code(StrEnum):
     RESERVATION_OVER = "reservation_over"
     RESERVATION_NOT_YOURS = "reservation_not_yours"
     HOST_CLOSED = "host_closed"
+    ISOLATION_TOO_WEAK = "isolation_too_weak"
     # why a workload waits: its turn comes
     WAITS_FOR_UNITS = "waits_for_units"
     WAITS_FOR_EVICTION = "waits_for_eviction"

@@ -36,12 +36,10 @@ def room_for(board: Board, queued: Queued, kind: int) -> Room:
     return board.ledger.room(queued.team, model, need, queued.preemptible, queued.may_borrow)
 
 
-def seconds_needed(board: Board, queued: Queued) -> int:
+def seconds_needed(queued: Queued) -> int:
     """How long units have to stay free for a workload that may start on them. What is preemptible may be told to go for a
-    reservation, but nobody leaves for who only waits: without reservations it needs them for as long as it is expected."""
-    if not queued.preemptible:
-        return queued.max_runtime_seconds
-    return fit.gone_after(board, queued) if board.reservations else expected_seconds(queued)
+    reservation (``fit.gone_after``), but nobody leaves for who only waits: it needs them for as long as it is expected."""
+    return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
 
 
 def within_caps(board: Board, queued: Queued, kind: int) -> bool:
@@ -338,7 +336,9 @@ class Waiting:
         codes = sorted({h.closed_code for h in board.hosts if not h.accepts and h.closed_code})
         closed = sum(not h.accepts for h in board.hosts)
         unwell = sum(not u.well for u in board.units)
-        return Code.HOST_CLOSED, numbers(codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell)
+        weak = sum(h.closed_code == Code.ISOLATION_TOO_WEAK for h in board.hosts)
+        too_weak = {"too_weak": weak} if weak else {}
+        return Code.HOST_CLOSED, numbers(codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell, **too_weak)
 
     def _promised_to_others(self, queued: Queued, kinds: list[int]) -> Why:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
@@ -389,8 +389,9 @@ class Waiting:
             self.forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
         for kind in allowed:
-            seconds = seconds_needed(board, queued)
-            found = self.forecast.earliest(queued.ask, kind, seconds, max(not_before, board.now + 1))
+            after = max(not_before, board.now + 1)
+            gone_after = fit.gone_after(board, queued) if queued.preemptible else None
+            found = self.forecast.earliest(queued.ask, kind, seconds_needed(queued), after, gone_after)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], kind, found[1]
         if best is None:
@@ -408,7 +409,7 @@ class Waiting:
         if self.pace is None:
             assert self.forecast is not None
             self.pace = Pace(self.board, self.forecast)
-        return self.pace.expected_start(queued, allowed, seconds_needed(self.board, queued))
+        return self.pace.expected_start(queued, allowed, seconds_needed(queued))
 
     def _hold(self, queued: Queued, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Set units aside on the hosts it is expected to start on: those given back last before its start first,

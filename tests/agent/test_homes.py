@@ -81,6 +81,20 @@ def test_links_out_of_a_home_are_not_followed(tmp_path: Path) -> None:
     assert measure(home)["bytes"] < 100_000
 
 
+def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", {"large": 1_000_000})
+    (tmp_path / "homes").mkdir()
+    link = tmp_path / "homes" / "ada"
+    link.symlink_to(tmp_path / "elsewhere")
+    by_root = os.lstat(link).st_uid == 0
+    assert (homes.measure(link, lambda: False, NOW) is not None) == by_root
+    assert homes.names_in(tmp_path / "homes")[0] == (["ada"] if by_root else [])
+    if by_root:
+        os.lchown(link, 12345, 12345)
+        assert homes.measure(link, lambda: False, NOW) is None
+        assert homes.names_in(tmp_path / "homes") == ([], 0)
+
+
 def test_a_file_of_tomorrow_was_not_changed_tomorrow(tmp_path: Path) -> None:
     assert measure(fill(tmp_path / "ada", {"a": 10}, at=NOW + 86_400))["changed_at"] == NOW
 

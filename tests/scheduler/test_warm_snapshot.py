@@ -423,7 +423,7 @@ READ_BY_NAME = {
     "scheduler_workload": {
         c for c in (*snapshot.RUNNING_COLUMNS, *snapshot.QUEUED_COLUMNS) if "__" not in c and c != "pk"
     },
-    "scheduler_host": {c for c in snapshot.HOST_COLUMNS if c != "pk"},
+    "scheduler_host": {c for c in snapshot.HOST_COLUMNS if "__" not in c and c != "pk"},
     "scheduler_quota": set(snapshot.QUOTA_COLUMNS),
     "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.UNITS)) - {"id"},
     "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.UNITS)) - {"id"},
@@ -436,7 +436,8 @@ READ_BY_NAME = {
         "project_id",
         "may_exceed_guarantee",
     },
-    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_of))) - {"pk"},
+    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_of))) - {"pk"}
+    | {c.removeprefix("pool__") for c in snapshot.HOST_COLUMNS if c.startswith("pool__")},
 }
 
 

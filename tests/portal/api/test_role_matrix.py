@@ -15,7 +15,9 @@ from rest_framework.test import APIClient
 from portal.api.base import ReadThrottle, WriteThrottle
 from portal.models import Template
 from portal.services import approvals, people, reservations, series, workloads
-from scheduler.models import Host, Storage, Volume, Workload
+from scheduler import engine
+from scheduler.models import Host, Recording, Storage, Volume, Workload
+from scheduler.recording import Recorder
 from telemetry.models import HealthRule
 from tests.world import H100, World
 
@@ -55,6 +57,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "audit/"): ({}, ALL),
     ("GET", "pools/"): ({}, ALL),
     ("GET", "pools/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("PUT", "pools/{slug}/isolation/"): ({"isolation": "none"}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "pools/{slug}/fairness/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/"): ({}, ALL),
     ("POST", "hosts/"): ({"pool": "shared", "name": "new"}, OPERATORS_MAKE),
@@ -111,6 +114,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "approvals/{id}/approve/"): ({}, (404, 404, 403, 404, 404, 200, 404, 403)),
     ("POST", "approvals/{id}/decline/"): ({"comment": "no"}, (404, 404, 403, 404, 404, 200, 404, 403)),
     ("POST", "approvals/{id}/withdraw/"): ({}, (404, 404, 200, 404, 404, 403, 404, 403)),
+    ("GET", "recordings/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
+    ("GET", "recordings/{id}/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("GET", "quotas/"): ({}, ALL),
     ("POST", "quotas/requests/"): (QUOTA, (403, 403, 202, 400, 400, 202, 403, 403)),
     ("GET", "usage/"): ({}, ALL),
@@ -161,7 +166,9 @@ def named(today_world: World) -> dict[str, str]:
     HealthRule.objects.get_or_create(
         code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
     )
+    engine.cycle("test", now, recorder=Recorder())
     return {
+        "recordings": str(Recording.objects.latest("pk").pk),
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),
