@@ -35,16 +35,17 @@ def records(pools: Collection[int], now: datetime) -> dict[int, PastStarts]:
             )
         )
         .filter(place__lte=LOOKED_AT)
-        .values_list("pool_id", "told_at", "expected_start", "latest", "over_at", "started")
+        .values_list("pool_id", "told_at", "expected_start", "latest", "over_at", "started", "workload__simulated")
     )
     told: dict[int, list[Told]] = defaultdict(list)
-    for pool, told_at, expected, latest, over_at, started in rows:
+    for pool, told_at, expected, latest, over_at, started, simulated in rows:
         told[pool].append(
             Told(
                 int((expected - told_at).total_seconds()),
                 None if latest is None else int((latest - told_at).total_seconds()),
                 int(((over_at or now) - told_at).total_seconds()),
                 started,
+                simulated,
             )
         )
     return {pool: past_starts(told[pool]) for pool in pools}

@@ -20,7 +20,7 @@ from portal.demo.demand import Wanted, demand
 from portal.demo.organisation import first_of_last_month
 from portal.models import User
 from scheduler import snapshot
-from scheduler.core import model
+from scheduler.core import estimates, model
 from scheduler.core.reasons import Code
 from scheduler.core.simulate import Arrival, Booking, Event, EventKind, run
 from scheduler.models import (
@@ -36,6 +36,7 @@ from scheduler.models import (
     Project,
     Reservation,
     Run,
+    StartEstimate,
     Team,
     Unit,
     Workload,
@@ -73,11 +74,23 @@ class Attempt:
 
 
 @dataclass
+class Wait:
+    """What a workload was told when it began to wait, and when that was over; ``attempt`` is how often it was placed before."""
+
+    attempt: int
+    told_at: int
+    expected_start: int
+    latest: int | None
+    over_at: int | None = None
+
+
+@dataclass
 class Course:
-    """What became of one workload: its attempts and what was decided about it."""
+    """What became of one workload: its attempts, what was decided about it, and what it was told while it waited."""
 
     attempts: list[Attempt] = field(default_factory=list)
     evictions: list[Event] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -107,12 +120,14 @@ def simulate(end: datetime) -> Past:
     bookings, inside = _bookings(start, end, projects, pools, users, wanted, arrivals)
     courses: dict[int, Course] = defaultdict(Course)
     bound: dict[int, tuple[int, ...]] = {}
+    told = Told({arrival.queued.id: arrival.queued.pool for arrival in arrivals}, courses)
     after = run(
         base,
         arrivals,
         until=_seconds(end),
         start=_seconds(start),
-        on_event=lambda event: _note(event, courses, bound),
+        on_event=lambda event: _note(event, courses, bound, told),
+        on_refusal=told.wait,
         reservations=[Booking(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
     )
     for course in courses.values():
@@ -232,13 +247,42 @@ def _streams(wanted: Iterable[Wanted]) -> list[Any]:
     return list(dict.fromkeys(piece.stream for piece in wanted))
 
 
-def _note(event: Event, courses: dict[int, Course], bound: dict[int, tuple[int, ...]]) -> None:
+class Told:
+    """What the engine's forecast told those who had to wait, with the range that the record of the pool gave then, as
+    ``scheduler.estimates`` does it for a living site."""
+
+    def __init__(self, pools: dict[int, int], courses: dict[int, Course]) -> None:
+        self.pools, self.courses = pools, courses
+        self.records: dict[int, estimates.Record] = defaultdict(estimates.Record)
+
+    def wait(self, now: int, refusal: model.Refusal) -> None:
+        """It was told, at the first plan of its wait."""
+        if refusal.expected_start is None:
+            return
+        course, record = self.courses[refusal.workload], self.records[self.pools[refusal.workload]]
+        errors = record.errors(now, refusal.expected_start - now)
+        latest = None
+        if len(errors) >= estimates.LEAST_RECORDS:
+            latest = estimates.range_of(now, refusal.expected_start, errors).latest
+        record.told(refusal.workload, now, refusal.expected_start)
+        course.waits.append(Wait(len(course.attempts), now, refusal.expected_start, latest))
+
+    def started(self, workload: int, now: int) -> None:
+        """It got its units: if it waited, that is over."""
+        self.records[self.pools[workload]].started(workload, now)
+        waits = self.courses[workload].waits
+        if waits and waits[-1].over_at is None:
+            waits[-1].over_at = now
+
+
+def _note(event: Event, courses: dict[int, Course], bound: dict[int, tuple[int, ...]], told: Told) -> None:
     if event.kind == EventKind.RESERVATION_BOUND and event.reservation is not None:
         bound[event.reservation] = event.units
     if event.workload is None:
         return
     course = courses[event.workload]
     if event.kind == EventKind.PLACED:
+        told.started(event.workload, event.at)
         course.attempts.append(Attempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers)))
     elif event.kind == EventKind.EVICTED:
         course.evictions.append(event)
@@ -261,6 +305,7 @@ def write(past: Past) -> None:
     workloads = _write_workloads(past, kept, reservations)
     _write_attempts(past, kept, workloads, reservations)
     _write_decisions(kept, workloads)
+    _write_waits(kept, workloads)
     _date_hosts_back(past)
     for use in past.decayed:
         row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
@@ -451,6 +496,30 @@ def _write_decisions(kept: dict[int, Course], workloads: dict[int, Workload]) ->
                 )
             )
     Decision.objects.bulk_create(rows, batch_size=1000)
+
+
+def _write_waits(kept: dict[int, Course], workloads: dict[int, Workload]) -> None:
+    """What each was told and when it started, as far as ranges are made from it."""
+    by_pool: dict[int, list[tuple[int, Wait]]] = defaultdict(list)
+    for number, course in kept.items():
+        by_pool[workloads[number].pool_id] += [(number, wait) for wait in course.waits if wait.over_at is not None]
+    rows = []
+    for pool, waits in by_pool.items():
+        waits.sort(key=lambda each: (each[1].over_at or 0, each[0]))
+        for number, wait in waits[-estimates.LOOKED_AT :]:
+            rows.append(
+                StartEstimate(
+                    workload=workloads[number],
+                    pool_id=pool,
+                    attempt=wait.attempt,
+                    told_at=_moment(wait.told_at),
+                    expected_start=_moment(wait.expected_start),
+                    latest=None if wait.latest is None else _moment(wait.latest),
+                    over_at=_moment(wait.over_at or 0),
+                    started=True,
+                )
+            )
+    StartEstimate.objects.bulk_create(rows, batch_size=1000)
 
 
 def _seconds(moment: datetime) -> int:

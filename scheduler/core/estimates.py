@@ -66,6 +66,7 @@ class Told:
     latest_wait: int | None
     waited: int
     started: bool
+    simulated: bool = False  # by a demo, before its site was there
 
     @property
     def is_known(self) -> bool:
@@ -94,6 +95,7 @@ class PastStarts:
     ranged: int = 0
     in_time: int = 0
     past: tuple[tuple[int, float], ...] = ()
+    simulated: int = 0  # of ``counted``
 
     @property
     def is_enough(self) -> bool:
@@ -119,6 +121,7 @@ def past_starts(told: Iterable[Told]) -> PastStarts:
         ranged=len(ranged),
         in_time=sum(ranged),
         past=tuple(sorted((one.expected_wait, ratio_of(one.expected_wait, one.waited)) for one in known)),
+        simulated=sum(one.started and one.simulated for one in known),
     )
 
 

@@ -117,6 +117,7 @@ class Simulation:
         self.base, self.now, self.tell, self.foresee = snapshot, start, on_event, foresee
         self.on_refusal = on_refusal  # told (now, refusal) of those in ``curious`` at the next plan
         self.curious: set[int] = set()
+        self.all_are_curious = False  # everybody, at the first plan of each wait
         self.standing = Standing(replace(snapshot, queued=(), running=(), reservations=(), decayed_use=()))
         self.plans = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # (team, pool) -> slots in use
@@ -196,6 +197,8 @@ class Simulation:
     def _queue_event(self, job: Job) -> None:
         self.changed = True
         self.stale_queued.add(job.queued.id)
+        if self.all_are_curious:
+            self.curious.add(job.queued.id)
         self.tell(Event(self.now, EventKind.QUEUED, job.queued.id, attempt=job.attempt))
 
     def _take_over(self, running: Running) -> None:
@@ -445,10 +448,13 @@ def run(
     on_event: Callable[[Event], None],
     reservations: Iterable[Booking] = (),
     foresee: Callable[[Queued], Queued] | None = None,
+    on_refusal: Callable[[int, Refusal], None] | None = None,
 ) -> Snapshot:
     """Simulate ``[start, until)`` from a snapshot; see the module's docstring for what is told and when. ``foresee``
-    makes of a workload as it is submitted the row that joins the queue: with its prediction, say."""
-    simulation = Simulation(snapshot, start, on_event, foresee)
+    makes of a workload as it is submitted the row that joins the queue: with its prediction, say. ``on_refusal`` is told
+    (now, refusal) of what the first plan of each wait says to who has to wait."""
+    simulation = Simulation(snapshot, start, on_event, foresee, on_refusal)
+    simulation.all_are_curious = on_refusal is not None
     for booking in sorted(reservations, key=lambda b: (b.at, b.reservation.id)):
         simulation.at(booking.at, partial(simulation.book, booking.reservation))
     for arrival in sorted(arrivals, key=lambda a: (a.at, a.queued.id)):

@@ -18,6 +18,11 @@ from scheduler.core.estimates import (
 HOUR = 3600
 
 
+def test_what_a_demo_simulated_is_counted_apart() -> None:
+    told = [Told(600, None, 1200, started=True, simulated=True)] * 3 + [Told(600, None, 600, started=True)]
+    assert (past_starts(told).counted, past_starts(told).simulated) == (4, 3)
+
+
 def test_the_upper_end_is_the_85th_percentile_of_past_errors() -> None:
     errors = [n / 10 for n in range(1, 101)]  # 0.1 to 10.0
     assert range_of(0, HOUR, errors) == StartRange(HOUR, HOUR, 8 * HOUR + HOUR // 2 + 1)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
 from django.test.utils import CaptureQueriesContext
 
+from portal import wording
 from portal.demo import history, organisation
 from portal.demo.demand import demand
+from scheduler import estimates
+from scheduler.core.estimates import LEAST_RECORDS
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Unit, Workload
+from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Pool, Run, StartEstimate, Unit, Workload
 
 NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: one month and a little
 
@@ -78,3 +81,20 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
     capacity = Gpu.objects.count() * SLOTS_PER_GPU * (NOW - past.start).total_seconds()
     assert 0.4 < held / capacity < 0.95
     assert Unit.objects.filter(created_at__gt=past.start).count() == 0
+    what_was_told_is_a_record_from_the_start()
+
+
+def what_was_told_is_a_record_from_the_start() -> None:
+    """Each wait of the past with what the engine's forecast said and the start that the same run came to."""
+    rows = list(StartEstimate.objects.select_related("workload"))
+    assert len(rows) > LEAST_RECORDS and all(row.started and row.over_at for row in rows)
+    for row in rows:
+        placed = Run.objects.get(workload=row.workload, attempt=row.attempt + 1).placed_at
+        assert row.over_at == placed > row.told_at and row.expected_start > row.told_at
+        assert row.latest is None or row.latest >= row.expected_start
+    assert any(row.latest is not None for row in rows) and len({row.expected_start != row.over_at for row in rows}) == 2
+    shared = Pool.objects.get(slug="shared")
+    record = estimates.records([shared.pk], NOW)[shared.pk]
+    assert record.is_enough and record.counted == record.simulated
+    assert estimates.range_of(record, NOW + timedelta(hours=1), NOW) is not None
+    assert "All of these waits are simulated" in wording.past_starts(record)
