@@ -26,7 +26,17 @@ from portal.sign_out import session_hash
 from portal.validation import Checks, shown
 from scheduler import services as engine
 from scheduler.core.model import Priority
-from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload, WorkloadKind, WorkloadType
+from scheduler.models import (
+    Dependency,
+    IfMemberEnds,
+    JobArray,
+    Pool,
+    Project,
+    Reservation,
+    Workload,
+    WorkloadKind,
+    WorkloadType,
+)
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.core.money import rounded
 
@@ -71,6 +81,7 @@ class _Wish:
     preemptible: bool
     max_runtime_seconds: int
     most_retries: int
+    if_member_ends: str
     reservation: Reservation | None
     after: tuple[tuple[str, Workload | JobArray], ...] = ()
     wanted_by: datetime | None = None
@@ -124,6 +135,7 @@ def submit_job(
     preemptible: bool = True,
     max_runtime_seconds: int = 24 * 3600,
     most_retries: int = 0,
+    if_member_ends: str = IfMemberEnds.RESTART,
     reservation: Reservation | None = None,
     environment: dict[str, str] | None = None,
     after: list[tuple[str, Workload | JobArray]] | None = None,
@@ -143,7 +155,7 @@ def submit_job(
         project, pool, now, name=name, command=command, units=units, hosts=hosts, models=models, profile=profile,
         min_memory_mib=min_memory_mib, min_compute_capability=min_compute_capability, labels_required=labels_required,
         nvlink=nvlink, type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
-        most_retries=most_retries, reservation=reservation, environment=environment, after=after,
+        most_retries=most_retries, if_member_ends=if_member_ends, reservation=reservation, environment=environment, after=after,
         labels_preferred=labels_preferred, spread=spread, wanted_by=wanted_by,
     )  # fmt: skip
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
@@ -218,6 +230,7 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
         "priority": workload.priority,
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
+        "if_member_ends": workload.if_member_ends,
         "environment": dict(workload.environment),
         "labels_preferred": dict(workload.labels_preferred),
         "spread": workload.spread,
@@ -351,7 +364,8 @@ def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "min_memory_mib": 0,
         "min_compute_capability": 0, "labels_required": None, "nvlink": False, "type": "training", "priority": "normal",
-        "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "reservation": None, "environment": None,
+        "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "if_member_ends": "restart",
+        "reservation": None, "environment": None,
         "after": None, "labels_preferred": None, "spread": False, "wanted_by": None,
     }  # fmt: skip
     return defaults | {name: value for name, value in given.items() if name in defaults}
@@ -408,6 +422,7 @@ def _notebook_wish(
             "max_runtime_seconds", seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"
         ),
         most_retries=0,
+        if_member_ends=IfMemberEnds.RESTART,
         reservation=_checked_reservation(checks, reservation, project, pool, now),
     )
     checks.done()
@@ -434,6 +449,7 @@ def _job_wish(
     preemptible: Any,
     max_runtime_seconds: Any,
     most_retries: Any,
+    if_member_ends: Any,
     reservation: Reservation | None,
     environment: Any,
     after: Any = None,
@@ -462,6 +478,7 @@ def _job_wish(
             "max_runtime_seconds", max_runtime_seconds, SHORTEST_RUNTIME, pool.longest_runtime_seconds, "seconds"
         ),
         most_retries=checks.count("most_retries", most_retries, 0, MOST_RETRIES),
+        if_member_ends=checks.choice("if_member_ends", if_member_ends, IfMemberEnds.values),
         reservation=_checked_reservation(checks, reservation, project, pool, now),
         after=_checked_after(checks, after or ()),
         wanted_by=_checked_wish(checks, wanted_by, now),
@@ -590,6 +607,7 @@ def _columns(wish: _Wish) -> dict[str, Any]:
         "preemptible": wish.preemptible,
         "max_runtime_seconds": wish.max_runtime_seconds,
         "most_retries": wish.most_retries,
+        "if_member_ends": wish.if_member_ends,
         "after": wish.after,
         "wanted_by": wish.wanted_by,
         **wish.ask.columns,

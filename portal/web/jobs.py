@@ -379,12 +379,18 @@ def _most(workload: Workload, piece: Piece, currency: str) -> str:
 
 
 def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
-    words = {"placed": "Placed", "evicted": "Told to make room", "refused": "Waits"}
+    words = {
+        "placed": "Placed",
+        "evicted": "Told to make room",
+        "refused": "Waits",
+        "restarted": "All of it starts again",
+        "ended": "All of it ends",
+    }
     return [
         {
             "at": decision.at,
             "word": words[decision.kind],
-            "text": wording.reason(decision.code, decision.numbers, user),
+            "text": wording.decision(decision.kind, decision.code, decision.numbers, user),
             "code": decision.code,
             "place": wording.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
         }
@@ -422,6 +428,8 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
     if workload.array is not None:
         whole = reverse("array", args=[workload.array.public_id])
         facts.append(("Array", f"{workload.array.name}, task {workload.array_index}", whole))
+    if workload.hosts > 1:
+        facts.append(("If it ends on one host", workload.get_if_member_ends_display(), ""))
     if workload.most_retries:
         facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
     facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))

@@ -1,0 +1,197 @@
+"""Jobs on two hosts, each an agent in a network of its own, over the real engine, edge and database."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from benchmarks._pool import ROOT, Pool, _answers
+from portal.services import hosts, workloads
+from scheduler import logs
+from scheduler.models import Decision, Host, Run, Workload
+from scheduler.states import LeaseState
+from tests.conftest import EXAMPLES
+from tests.portal.edge.conftest import free_port
+from tests.scheduler.conftest import test_database_url as database_url
+from tests.world import H100, World, build_world
+
+can_lay_cables = os.geteuid() == 0 and shutil.which("ip") is not None
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("torch"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(not can_lay_cables, reason="networks of their own for two hosts need root and ip"),
+]
+PYTHON = EXAMPLES / "bin" / "python"
+NAMES = ("left", "right")
+
+
+def ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, (arguments, done.stderr)
+
+
+@dataclass
+class Cables:
+    """A bridge on this machine, at which the edge listens, and a network name space per host with one cable to it."""
+
+    net: str
+    bridge: str
+    spaces: dict[str, str]
+
+    @property
+    def edge(self) -> str:
+        return f"{self.net}.1"
+
+    def address(self, host: str) -> str:
+        return f"{self.net}.{NAMES.index(host) + 2}"
+
+
+@pytest.fixture
+def cables() -> Iterator[Cables]:
+    own = os.getpid() % 10_000
+    made = Cables(f"10.{100 + own % 90}.{own // 90}", f"gpb{own}", {name: f"gpe{own}-{name}" for name in NAMES})
+    try:
+        ip("link", "add", made.bridge, "type", "bridge")
+        ip("addr", "add", f"{made.edge}/24", "dev", made.bridge)
+        ip("link", "set", made.bridge, "up")
+        for number, (name, space) in enumerate(made.spaces.items()):
+            ip("netns", "add", space)
+            ip("link", "add", f"gpv{own}{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", f"gpv{own}{number}", "master", made.bridge, "up")
+            ip("-n", space, "addr", "add", f"{made.address(name)}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        yield made
+    finally:
+        for space in made.spaces.values():
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True)
+        subprocess.run(["ip", "link", "delete", made.bridge], capture_output=True)
+
+
+@dataclass
+class TwoHosts:
+    """Two hosts with two simulated GPUs each, and who asks for them."""
+
+    world: World
+    pool: Pool
+
+    def submit(self, command: str, units: int = 1, **wish: Any) -> Workload:
+        team = self.world.vision
+        return workloads.submit_job(
+            actor=team.member, project=team.project, pool=self.world.shared, name="gang", command=command, units=units,
+            hosts=2, models=[H100], max_runtime_seconds=3600, now=timezone.now(), **wish,
+        )  # fmt: skip
+
+    def until(self, true: Callable[[], Any], seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                said = "\n".join(f"--- {name}\n{self.pool.log(name)[-2500:]}" for name in self.pool.processes)
+                raise AssertionError(f"it did not happen within {seconds} s\n{self.logs()}\n{said}")
+            time.sleep(0.05)
+
+    def logs(self, attempt: int | None = None) -> list[str]:
+        """What each member wrote, by attempt and rank."""
+        runs = Run.objects.order_by("workload", "attempt", "rank")
+        runs = runs.filter(attempt=attempt) if attempt else runs
+        return [logs.read(run.public_id)[0] for run in runs]
+
+    def ended(self, workload: Workload, seconds: float = 120) -> Workload:
+        self.until(lambda: Workload.objects.get(pk=workload.pk).state == "ended", seconds)
+        return Workload.objects.get(pk=workload.pk)
+
+
+@pytest.fixture
+def two_hosts(transactional_db: None, cables: Cables, tmp_path: Path, settings: Any) -> Iterator[TwoHosts]:
+    settings.GPUPOOL_EDGE_URL = f"http://{cables.edge}:{free_port()}"
+    world = build_world(timezone.now())
+    Host.objects.update(lease_state=LeaseState.SILENT)  # only the hosts of this test are there
+    environment = {"DATABASE_URL": database_url(), "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL}
+    pool = Pool(tmp_path, environment)
+    try:
+        pool.start("edge", "portal.edge", "--host", cables.edge)
+        pool.wait("edge", lambda: _answers(f"{settings.GPUPOOL_EDGE_URL}/healthz"))
+        pool.start_engine()
+        for name in NAMES:
+            _, token = hosts.add_host(actor=world.operator, pool=world.shared, name=name, now=timezone.now())
+            _start_agent(pool, name, token, cables)
+        for name in NAMES:
+            pool.wait(f"agent-{name}", lambda name=name: Host.objects.get(name=name).lease_state == LeaseState.ALIVE)
+        yield TwoHosts(world, pool)
+    finally:
+        pool.stop()
+
+
+def _start_agent(pool: Pool, name: str, token: str, cables: Cables) -> None:
+    command = [
+        *("ip", "netns", "exec", cables.spaces[name], sys.executable, "-m", "agent", "run"),
+        *("--state", str(pool.folder / name), "--homes", str(pool.folder / "homes"), "--host", name, "--join-token", token),
+        *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", "plain"),
+        *("--network", "host", "--on-exit", "stop", "--sample-seconds", "5"),
+    ]
+    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
+    with (pool.folder / f"agent-{name}.log").open("ab") as log:
+        pool.processes[f"agent-{name}"] = subprocess.Popen(
+            command, cwd=ROOT, env={**kept, "PYTHONUNBUFFERED": "1"}, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def example(name: str) -> str:
+    return f"{PYTHON} -c {shlex.quote((ROOT / 'examples' / name).read_text())}"
+
+
+@pytest.mark.torch
+def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(two_hosts: TwoHosts, cables: Cables) -> None:
+    # The second member of the first attempt kills itself in the middle of its training.
+    dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 6; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
+    workload = two_hosts.submit(dies, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"})
+    two_hosts.until(lambda: Decision.objects.filter(workload=workload, kind="restarted").exists())
+    assert {host.hardware["reported"]["address"] for host in Host.objects.filter(name__in=NAMES)} == {
+        cables.address(name) for name in NAMES
+    }
+    first = Run.objects.filter(workload=workload, attempt=1)
+    assert first.filter(state="ended").count() == 2, "the other member ended with it"
+    kept = Decision.objects.get(workload=workload, kind="restarted")
+    assert (kept.code, kept.numbers["rank"], kept.numbers["exit_code"]) == ("failed", 1, 137)
+    assert two_hosts.ended(workload, 150).outcome == "finished"
+    for rank, said in enumerate(two_hosts.logs(attempt=2)):
+        assert f"rank {rank} of 2: the ranks, counted from 1, add up to 3\n" in said
+        assert f"rank {rank}: done with loss" in said
+    assert all(run.prepared_at and run.running_at and run.prepared_at <= run.running_at for run in Run.objects.all())
+
+
+def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(two_hosts: TwoHosts, cables: Cables) -> None:
+    shows = (
+        "env | grep -E '^(MASTER|WORLD|RANK|PET_|GPUPOOL_HOST|TF_CONFIG|NCCL|GLOO|MINE)' | sort; cat $GPUPOOL_HOSTFILE;"
+        ' if [ "$RANK" = 1 ]; then sleep 1; kill -KILL $$; fi; sleep 300'
+    )
+    workload = two_hosts.submit(shows, units=2, if_member_ends="end", most_retries=3, environment={"WORLD_SIZE": "9"})
+    done = two_hosts.ended(workload)
+    assert (done.outcome, done.attempt, done.outcome_numbers["exit_code"]) == ("failed", 1, 137)
+    assert Decision.objects.get(workload=workload, kind="ended").numbers["rank"] == 1
+    two_hosts.until(lambda: all("slots" in said for said in two_hosts.logs()))
+    ranked = [run.host.name for run in Run.objects.order_by("rank")]
+    addresses = [cables.address(name) for name in ranked]
+    for rank, said in enumerate(two_hosts.logs()):
+        found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and "slots" not in line)
+        port = found["MASTER_PORT"]
+        assert (found["MASTER_ADDR"], found["RANK"], found["PET_NODE_RANK"]) == (addresses[0], str(rank), str(rank))
+        assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2", "2")
+        assert found["WORLD_SIZE"] == "9", "its owner may set what launchers look for otherwise"
+        assert found["GPUPOOL_HOSTS"] == ",".join(addresses)
+        assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+        assert f'"worker": ["{addresses[0]}:{port}", "{addresses[1]}:{port}"]' in found["TF_CONFIG"]
+        assert f'"index": {rank}' in found["TF_CONFIG"]
+        assert said.count(" slots=2") == 2

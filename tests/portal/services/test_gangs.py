@@ -1,0 +1,43 @@
+"""What its owner says of a job on several hosts, by every way in, and what people read when one of its members ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from portal import wording
+from portal.errors import Invalid
+from portal.services import workloads
+from scheduler.models import Workload
+from tests.world import World, world
+
+__all__ = ["world"]
+
+
+def submitted(world: World, **wish: Any) -> Workload:
+    team = world.vision
+    return workloads.submit_job(
+        actor=team.member, project=team.project, pool=world.shared, name="gang", command="train", units=1, hosts=2,
+        now=world.now, **wish,
+    )  # fmt: skip
+
+
+def test_a_gang_starts_again_unless_its_owner_said_that_it_ends(world: World) -> None:
+    assert submitted(world).if_member_ends == "restart"
+    ends = submitted(world, if_member_ends="end")
+    assert ends.if_member_ends == "end"
+    again = workloads.relaunch_workload(actor=world.vision.member, workload=ends, now=world.now)
+    assert again.if_member_ends == "end"
+
+
+def test_anything_else_is_refused_in_words(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        submitted(world, if_member_ends="panic")
+    assert "panic" in refused.value.fields["if_member_ends"]
+
+
+def test_the_page_says_which_part_ended_first() -> None:
+    said = wording.decision("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
+    assert said == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
+    assert wording.decision("refused", "failed", {"exit_code": 1}) == wording.reason("failed", {"exit_code": 1})
