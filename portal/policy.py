@@ -138,6 +138,10 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         is_active & (is_operator | is_auditor),
         "Only operators and auditors see what waits for approval.",
     ),
+    "recording.see": (
+        is_active & (is_operator | is_auditor),
+        "Only operators and auditors see what the engine planned on: it names every team's work.",
+    ),
     "host.change": (changes_things & is_operator, "Only an operator may change hosts."),
     "pool.change": (changes_things & is_operator, "Only an operator may change pools."),
     "team.create": (changes_things & is_operator, "Only an operator may create a team."),

@@ -13,11 +13,11 @@ from datetime import datetime
 from django.db import DatabaseError
 
 from scheduler import leadership, nudge, snapshot
-from scheduler.apply import Applied, StaleEpoch, apply
+from scheduler.apply import Applied, StaleEpoch, apply, may_change_something
 from scheduler.core.model import Plan, Snapshot
 from scheduler.garbage import without_collecting
 from scheduler.models import Leader
-from scheduler.recording import Recorder
+from scheduler.recording import Prepared, Recorder
 from scheduler.warm import Warm
 
 log = logging.getLogger(__name__)
@@ -72,20 +72,47 @@ def _decide(
         return Applied()
     planned = warm.standing.plan(snapshot.seconds(now))
     taken, at = warm.standing.snapshot(), clock() if clock else now
+    recording = _Recording(recorder, at)
+    if may_change_something(planned, warm.told):
+        recording.prepare(taken, planned, snapshot.seconds(now))
     try:
-        applied = apply(planned, taken, at, warm.told)
+        applied = apply(planned, taken, at, warm.told, recording.write)
     except StaleEpoch as error:
         log.warning("this plan comes too late: %s", error)
         return None
+    recording.committed()
     warm.planned(now, applied.told, wholly=not applied.rejected)
-    if recorder is not None and (applied.accepted or applied.reasons_written):
-        _record(recorder, taken, planned, snapshot.seconds(now), at)
     return applied
 
 
-def _record(recorder: Recorder, taken: Snapshot, planned: Plan, planned_at: int, at: datetime) -> None:
-    """The decisions are committed: what goes wrong here costs a recording, and not the next decisions."""
-    try:
-        recorder.record(taken, planned, planned_at, at)
-    except (TypeError, ValueError, DatabaseError):
-        log.exception("this cycle could not be recorded")
+class _Recording:
+    """Of one cycle. What goes wrong with it costs a recording, and no decision."""
+
+    def __init__(self, recorder: Recorder | None, at: datetime) -> None:
+        self.recorder, self.at = recorder, at
+        self.prepared: Prepared | None = None
+        self.written = False
+
+    def prepare(self, taken: Snapshot, planned: Plan, planned_at: int) -> None:
+        """Before anything is locked: it takes as long as the whole of ``apply`` in a large pool."""
+        if self.recorder is None:
+            return
+        try:
+            self.prepared = self.recorder.prepare(taken, planned, planned_at, self.at)
+        except (TypeError, ValueError):
+            log.exception("this cycle could not be recorded")
+
+    def write(self) -> None:
+        """With the decisions, or not at all."""
+        if self.recorder is None or self.prepared is None:
+            return
+        try:
+            self.recorder.write(self.prepared, self.at)
+            self.written = True
+        except DatabaseError:
+            log.exception("this cycle could not be recorded")
+
+    def committed(self) -> None:
+        """The decisions stand, and with them what was written."""
+        if self.recorder is not None and self.prepared is not None and self.written:
+            self.recorder.committed(self.prepared, self.at)

@@ -10,6 +10,7 @@ from scheduler import recording
 from scheduler.models import Decision
 from scheduler.states import WorkloadState
 
+MIB = 1024 * 1024
 MOST_AT_ONCE = 5_000  # rows of one kind per call; the next tick goes on
 
 
@@ -22,4 +23,4 @@ def forget_old(now: datetime) -> tuple[int, int]:
     old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
     decisions, _ = Decision.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:MOST_AT_ONCE])).delete()
     recordings = recording.prune(now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MOST_AT_ONCE)
-    return decisions, recordings
+    return decisions, recordings + recording.prune_to_size(settings.GPUPOOL_RECORDING_MIB * MIB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, explain, fleet, money, own, volumes, work
+from portal.api import calendar, explain, fleet, money, own, recordings, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -68,6 +68,8 @@ urlpatterns = [
     path("approvals/<uuid:id>/approve/", calendar.Approve.as_view()),
     path("approvals/<uuid:id>/decline/", calendar.Decline.as_view()),
     path("approvals/<uuid:id>/withdraw/", calendar.Withdraw.as_view()),
+    path("recordings/", recordings.Recordings.as_view()),
+    path("recordings/<int:id>/", recordings.OneRecording.as_view()),
     path("quotas/", calendar.Quotas.as_view()),
     path("quotas/requests/", calendar.QuotaRequests.as_view()),
     path("usage/", money.Usage.as_view()),

@@ -9,7 +9,8 @@ from django.db.models import Count, F, Prefetch, Q, QuerySet
 from portal import policy
 from portal.models import ApiToken, AuditEvent, Membership, Notification, User
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Pool, Project, Quota, Team
+from scheduler.models import Pool, Project, Quota, Team, Workload
+from scheduler.states import WorkloadState
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
@@ -30,6 +31,17 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
         }
         for team in rows.order_by("name")
     ]
+
+
+def waiting_in(pool: Pool) -> list[dict[str, Any]]:
+    """Who has most waiting in a pool, beside what one may: by team, and the person of it who has most. One query."""
+    rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
+    by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
+    lines: dict[str, dict[str, Any]] = {}
+    for team, person, waiting in by_person.order_by("-waiting", "project__team__name", "owner__username"):
+        line = lines.setdefault(team, {"team": team, "waiting": 0, "person": person, "most_of_one": waiting})
+        line["waiting"] += waiting
+    return sorted(lines.values(), key=lambda line: (-line["waiting"], line["team"]))
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:

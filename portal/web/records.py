@@ -1,4 +1,4 @@
-"""The audit page: who changed what, when and why."""
+"""Records: who changed what, when and why; and what the engine planned on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
+from portal import policy
 from portal.models import AuditEvent
 from portal.selectors import organisation as reads
+from portal.selectors import recordings as kept
 from portal.web.access import signed_in
 from telemetry.statements import shown_as_text
 
@@ -47,6 +49,21 @@ def audit(request: HttpRequest) -> HttpResponse:
     return render(
         request, "organisation/audit.html", {"page": page, "rows": shown, "form": form, "now": timezone.now()}
     )
+
+
+@signed_in
+def recordings(request: HttpRequest) -> HttpResponse:
+    """Cycles whose decisions can be made again, the latest first."""
+    policy.require(request.user, "recording.see")
+    page = Paginator(kept.latest(), PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "organisation/recordings.html", {"page": page, "now": timezone.now()})
+
+
+@signed_in
+def recording(request: HttpRequest, pk: int) -> HttpResponse:
+    """One of them as a file for ``manage.py replay_snapshot``."""
+    policy.require(request.user, "recording.see")
+    return kept.as_download(pk)
 
 
 def difference(event: AuditEvent) -> list[dict[str, Any]]:

@@ -65,6 +65,7 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_LEASE_SECONDS", "0"),
         ("GPUPOOL_LEASE_SECONDS", "1e9"),
         ("GPUPOOL_RECORDING_HOURS", "-1"),
+        ("GPUPOOL_RECORDING_MIB", "1"),
         ("GPUPOOL_RECORDING_HOURS", "a day"),
         ("GPUPOOL_DECISION_DAYS", "6"),
         ("GPUPOOL_NOTICE_DAYS", "1.5"),

@@ -14,7 +14,7 @@ from portal.models import Membership, User
 from portal.services import workloads
 from tests.world import World
 
-READS = {"workload.logs", "approval.see", "charges.see_all", "audit.see_all"}
+READS = {"workload.logs", "approval.see", "recording.see", "charges.see_all", "audit.see_all"}
 OWN = {"own.change", "token.revoke", "team.join"}
 
 

@@ -13,8 +13,9 @@ from django.urls import reverse
 from portal.models import Submission, Template
 from portal.services import approvals, reservations, series, workloads
 from portal.web import urls
-from scheduler import logs
-from scheduler.models import Reservation, Run, Series, Workload
+from scheduler import engine, logs
+from scheduler.models import Recording, Reservation, Run, Series, Workload
+from scheduler.recording import Recorder
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -27,6 +28,7 @@ NOTEBOOK_OWNER = (302, 403, 403, 404, 404, 403, 404, 403)
 TO_THE_FORM = (302, 302, 302, 404, 404, 302, 404, 302)  # filled in; submitting it is another matter
 OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
 OPERATORS_DO = (403, 403, 403, 403, 403, 302, 403, 403)
+SEE_ALL = (403, 403, 403, 403, 403, 200, 403, 200)
 POOL = (200, 200, 200, 404, 404, 200, 200, 200)  # vision's own pool
 TEAM = (200, 200, 200, 404, 404, 200, 200, 200)
 LEADS = (403, 403, 200, 404, 404, 200, 403, 403)
@@ -99,6 +101,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "pool": ("GET", POOL),
     "pool-new": ("GET", OPERATORS),
     "health-rules": ("GET", ALL),
+    "recordings": ("GET", SEE_ALL),
+    "recording": ("GET", SEE_ALL),
     "templates": ("GET", ALL),
     "template": ("GET", OPERATORS),
     "template-new": ("GET", OPERATORS),
@@ -147,6 +151,8 @@ class Things:
         )
         Submission.objects.filter(pk=asked.pk).update(author=world.vision.member)
         self.submission = asked
+        engine.cycle("test", world.now, recorder=Recorder())
+        self.recording = Recording.objects.latest("pk").pk
 
     def address(self, name: str) -> str:
         arguments: dict[str, list[Any]] = {
@@ -166,6 +172,7 @@ class Things:
             "fairness": ["vision-only"],
             "why-them": [self.job.public_id, self.notebook.public_id],
             "template": ["lab"],
+            "recording": [self.recording],
         }
         jobs = (
             "job",
