@@ -126,14 +126,14 @@ def prune(before: datetime, most: int = 5_000) -> int:
 
 def prune_to_size(most_bytes: int) -> int:
     """Forget the oldest recordings where all of them together are larger than that, but never the latest; how many."""
-    together, newer = 0, 0
+    together = 0
     first_too_many = None
-    for pk, size in Recording.objects.order_by("-pk").values_list("pk", "size_bytes").iterator():
+    rows = Recording.objects.order_by("-pk").values_list("pk", "size_bytes").iterator()
+    for newer, (pk, size) in enumerate(rows):
         together += size
         if newer and together > most_bytes:
             first_too_many = pk
             break
-        newer += 1
     if first_too_many is None:
         return 0
     with transaction.atomic():

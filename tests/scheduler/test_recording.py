@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import gzip
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from pytest_django.fixtures import Settings
 
 from scheduler import engine, recording, retention
 from scheduler.core import canonical
-from scheduler.models import Decision, Recording, RecordingPart, Workload
-from scheduler.recording import Recorder
+from scheduler.models import Decision, Leader, Recording, RecordingPart, Workload
+from scheduler.recording import Prepared, Recorder
 from scheduler.warm import Warm
 from tests.scheduler.test_life_of_a_job import job
-from tests.world import World
+from tests.world import World, build_world
 
 SECOND, HOUR, DAY = dt.timedelta(seconds=1), dt.timedelta(hours=1), dt.timedelta(days=1)
 
@@ -75,6 +78,96 @@ def test_decisions_go_on_when_a_cycle_can_not_be_recorded(
     made.refresh_from_db()
     assert made.state == "placed" and not Recording.objects.exists()
     assert "could not be recorded" in caplog.text
+
+
+def test_decisions_go_on_when_the_database_refuses_a_recording(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, recorder = job(world, world.vision, 1, world.now), Recorder()
+    real = Recorder.prepare
+
+    def prepare(*given: Any) -> Prepared:
+        prepared = real(*given)
+        return dataclasses.replace(prepared, columns=prepared.columns | {"epoch": None})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "prepare", prepare)
+        decide(world, recorder, world.now)
+    made.refresh_from_db()
+    assert made.state == "placed" and not Recording.objects.exists()
+    assert "could not be recorded" in caplog.text
+    job(world, world.vision, 1, world.now)
+    decide(world, recorder, world.now + SECOND)
+    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "its parts were written again"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("moment", ["before it is written", "after it is written"])
+def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    world = build_world(dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC))
+    made, recorder = job(world, world.vision, 1, world.now), Recorder()
+    real = Recorder.write
+
+    def die(self: Recorder, prepared: Prepared, now: dt.datetime) -> None:
+        if moment == "after it is written":
+            real(self, prepared, now)
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "write", die)
+        with pytest.raises(SystemExit):
+            decide(world, recorder, world.now)
+    made.refresh_from_db()
+    assert made.state == "queued" and not Decision.objects.exists()
+    assert not Recording.objects.exists() and not RecordingPart.objects.exists()
+    decide(world, recorder, world.now + SECOND)
+    made.refresh_from_db()
+    assert made.state == "placed"
+    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "nothing rolled back was taken as kept"
+
+
+def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
+    recorder = Recorder()
+    for second in range(3):
+        at = world.now + second * SECOND
+        job(world, world.vision, 4, at)
+        decide(world, recorder, at)
+    assert set(Decision.objects.values_list("at", flat=True)) <= set(Recording.objects.values_list("at", flat=True))
+
+
+def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(world: World) -> None:
+    recorder = Recorder()
+    for second in range(8):
+        at = world.now + second * SECOND
+        job(world, world.vision, 1, at)
+        decide(world, recorder, at)
+    sizes = list(Recording.objects.order_by("-pk").values_list("size_bytes", flat=True))
+    assert len(sizes) == 8 and all(size > 0 for size in sizes)
+    parts = RecordingPart.objects.count()
+    assert recording.prune_to_size(sum(sizes)) == 0
+    assert recording.prune_to_size(sum(sizes[:3])) == 5
+    assert Recording.objects.count() == 3 and RecordingPart.objects.count() < parts
+    for pk in Recording.objects.values_list("pk", flat=True):
+        assert canonical.read_recording(exported(pk)).snapshot.units
+    assert recording.prune_to_size(0) == 2
+    job(world, world.vision, 1, world.now + 9 * SECOND)
+    decide(world, recorder, world.now + 9 * SECOND)
+    for pk in Recording.objects.values_list("pk", flat=True):
+        assert canonical.read_recording(exported(pk)).snapshot.units, "what the recorder does not write again is still there"
+
+
+def test_what_another_leader_outlived_is_written_again(world: World) -> None:
+    first = Recorder()
+    job(world, world.vision, 1, world.now)
+    decide(world, first, world.now)
+    RecordingPart.objects.all().delete()  # as if all that named them was forgotten while others led
+    Recording.objects.all().delete()
+    Leader.objects.update(epoch=F("epoch") + 1)
+    job(world, world.vision, 1, world.now + SECOND)
+    decide(world, first, world.now + SECOND)
+    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units
 
 
 def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
