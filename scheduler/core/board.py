@@ -95,6 +95,7 @@ class Board:
         self._promise_times: dict[str, list[int]] = {HOLDS: [], MAINTENANCE: soon, RESERVATIONS: []}
         self._clear_of: dict[tuple[int, ...], Mask] = {}
         self._open_counts: dict[tuple[int, tuple[int, ...]], Ints] = {}
+        self._by_cost: dict[int, Ints] = {}
         self._counts_in: dict[tuple[int, int], tuple[Ints, Mask]] = {}
         self.time_classes: dict[int, tuple[int, ...]] = {}  # of workloads, made by fit when first needed
         self.rankings: dict[str, Any] = {}  # by profile: ``ranking.Ranking``, made by fit when first needed
@@ -219,6 +220,21 @@ class Board:
     def team_array(self, team: int) -> Ints:
         """The running work of a team."""
         return self._team_arrays.get(team, np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def cost_list(self) -> list[int]:
+        """``cost`` as a list: single elements of arrays are slow to read."""
+        costs: list[int] = self.cost.tolist()
+        return costs
+
+    def team_by_cost(self, team: int) -> Ints:
+        """The running work of a team, the cheapest to tell to go first. Costs stay the same all cycle, so each team is
+        sorted once, not for each of its searches."""
+        known = self._by_cost.get(team)
+        if known is None:
+            mine = self.team_array(team)
+            known = self._by_cost[team] = mine[np.lexsort((self.run_id[mine], self.cost[mine]))]
+        return known
 
     def borrowed_of_others(self, model: str, team: int) -> Ints:
         """Evictable work outside reservations, of teams other than this that hold more of a model than their guarantee."""

@@ -16,7 +16,7 @@ from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Priority, Q
 from scheduler.core.ordering import Alike, expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
-from scheduler.core.waiting import Waiting, leaves_room, room_for, within_caps
+from scheduler.core.waiting import Waiting, granted_kinds, leaves_room, room_for
 
 
 class Cycle:
@@ -28,6 +28,8 @@ class Cycle:
         self._no_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._nowhere: set[int] = set()  # the numbers of asks that fit on no kind, whatever their times
         self._no_room: set[Hashable] = set()
+        self._not_soon: set[tuple[int, int, tuple[int, ...]]] = set()  # what will not do when others have left, either
+        self._may_evict = False  # might the one whose turn it is have evicted somebody?
 
     # -- a start on free units --------------------------------------------------------------------------------------
 
@@ -35,19 +37,17 @@ class Cycle:
         """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
         if self.board.ask_number(queued.ask) in self._nowhere and self.board.counts_tell(queued):
             return False  # nearly all of a full pool's queue: one look-up each
+        granted = granted_kinds(self.board, queued)
+        if not granted:
+            return False
         for kind in fit.kinds_in_order(self.board, queued.ask):
-            room = room_for(self.board, queued, kind)
-            if (
-                not room.allowed
-                or not within_caps(self.board, queued, kind)
-                or not leaves_room(self.board, queued, kind)
-            ):
+            if kind not in granted or not leaves_room(self.board, queued, kind):
                 continue
             units = self._free_units(queued, kind)
             if units is not None and not self._leaves_spare(queued, units) and queued.id in self.board.keepers:
                 units = self._units_kept_for(queued, kind)  # no spare capacity is touched on these
             if units is not None and self._leaves_spare(queued, units):
-                self._start(queued, kind, units, room)
+                self._start(queued, kind, units, room_for(self.board, queued, kind))
                 return True
         return False
 
@@ -124,11 +124,10 @@ class Cycle:
         none of them could have units set aside, or others evicted where this one could not."""
         if self.waiting.explain:
             return Alike.NOBODY
-        board, kinds = self.board, self.board.kinds_for(queued.ask)
-        may_evict = any(preempt.may_evict_somebody(board, queued, kind) for kind in kinds)
+        board, may_evict = self.board, self._may_evict
         if may_evict and queued.evicted_by is not None:
             return Alike.NOBODY  # each of them has somebody else whom it may not evict
-        allowed = [kind for kind in kinds if room_for(board, queued, kind).allowed and within_caps(board, queued, kind)]
+        allowed = granted_kinds(board, queued)
         if not allowed:
             return Alike.AS_LONG if may_evict else Alike.ALL
         if not all(leaves_room(board, queued, kind) for kind in allowed):
@@ -150,12 +149,14 @@ class Cycle:
         if queued.id in self.board.keepers and queued.id not in self.board.leaving_for:
             self.board.release(queued)
             self._no_fit.clear()
-            self._nowhere.clear()  # the one time that units come back within a cycle
+            self._nowhere.clear()
+            self._not_soon.clear()  # the one time that units come back within a cycle
         return False
 
     def _evict_somebody(self, queued: Queued) -> bool:
         board = self.board
         kinds = [k for k in board.kinds_for(queued.ask) if preempt.may_evict_somebody(board, queued, k)]
+        self._may_evict = bool(kinds)
         if not kinds or self._soon_free(queued):
             return False
         for kind in kinds:
@@ -204,10 +205,15 @@ class Cycle:
         leaving = board.leaving_freely
         if not leaving:
             return False
+        number, alike = board.ask_number(queued.ask), board.counts_tell(queued)
+        bounds = fit.time_class(board, queued)
         for kind in board.kinds_for(queued.ask):
-            allowed = room_for(board, queued, kind).allowed
-            if allowed and preempt.Obtainable(board, queued, kind).units_after(leaving) is not None:
+            if not room_for(board, queued, kind).allowed or (alike and (number, kind, bounds) in self._not_soon):
+                continue
+            if preempt.Obtainable(board, queued, kind).units_after(leaving) is not None:
                 return True
+            if alike:
+                self._not_soon.add((number, kind, bounds))
         return False
 
     def _evict_for(self, queued: Queued, kind: int, made: preempt.RoomMade) -> None:

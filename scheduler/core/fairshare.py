@@ -7,7 +7,7 @@ held by its team from the moment its units are bound; work inside it is not coun
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,6 +93,7 @@ class Ledger:
         self.held_by_user = held.by_user.copy()
         self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Room]] = defaultdict(dict)  # by team, while it is so
+        self.granted: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)  # likewise, of who asks for what
         self.kept_room: dict[Claim, KeptRoom] = {}
 
     def give(self, team: int, model: str, slots: int, preemptible: bool) -> None:
@@ -101,6 +102,7 @@ class Ledger:
         self.firm[team, model] += 0 if preemptible else slots
         self.version[team] += 1
         self._rooms[team].clear()
+        self.granted[team].clear()
 
     def leaves_room(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> bool:
         """Would work that is over at ``end`` leave the room that work of its team in front of it waits for?"""

@@ -68,7 +68,7 @@ class Obtainable:
         for victim in victims:
             units = board.units_of[victim]
             mask[units] = self.units[units]
-            for host in {int(board.host_of[u]) for u in units}:
+            for host in {board.ground.host_list[u] for u in units}:
                 cpu[host] += board.running[victim].cpu_milli
                 memory[host] += board.running[victim].memory_mib
         return fit.choose(board, self.ask, self.kind, mask, fit.Beside(cpu, memory))
@@ -87,25 +87,29 @@ class Candidates:
 
     def _read_few(self, found: list[int]) -> None:
         """As below, without the cost of arrays: most searches have a handful of candidates."""
-        board, ground, place, rows = self.board, self.board.ground, self.place, []
+        board, ground, place = self.board, self.board.ground, self.place
         self.slots: dict[int, int] = {}
-        for rank, victim in enumerate(found):
+        self.by_host: dict[int, list[tuple[int, int]]] | None = {}
+        self.victims = []
+        usable, kinds = place.units, ground.kind_list
+        for victim in found:
             count: dict[int, int] = {}
-            self.slots[victim] = 0
+            slots = 0
             for unit in board.units_of[victim]:
-                self.slots[victim] += ground.slots_list[unit] if ground.units[unit].model == self.model else 0
-                if ground.kind_list[unit] == place.kind and place.units[unit]:
+                slots += ground.slots_list[unit] if ground.units[unit].model == self.model else 0
+                if kinds[unit] == place.kind and usable[unit]:
                     host = ground.host_list[unit]
                     count[host] = count.get(host, 0) + 1
-            rows += [(host, rank, victim, units) for host, units in count.items()]
-        rows.sort()
-        table: Ints = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        self.host, self.victim, self.count = table[:, 0], table[:, 2], table[:, 3]
-        self.victims = [found[rank] for rank in sorted({rank for _, rank, _, _ in rows})]
+            self.slots[victim] = slots
+            for host, units in count.items():
+                self.by_host.setdefault(host, []).append((victim, units))
+            if count:
+                self.victims.append(victim)
 
     def _read_many(self, found: Ints) -> None:
         """Who would free how many units of which host, as arrays of equal length, by host and then by cost."""
         board, place = self.board, self.place
+        self.by_host = None
         units, owner = board.units_with_owners(found)
         of_model = board.ground.model_of_unit[units] == board.ground.models.index(self.model)
         slots = np.bincount(owner[of_model], weights=board.slots[units[of_model]], minlength=len(found))
@@ -117,21 +121,23 @@ class Candidates:
 
     def on_host(self, host: int) -> list[tuple[int, int]]:
         """(victim, units it would free there), the cheapest first."""
-        first, last = np.searchsorted(self.host, (host, host + 1))
+        if self.by_host is not None:
+            return self.by_host.get(host, [])
+        first, last = self.host.searchsorted((host, host + 1)).tolist()
         return list(zip(self.victim[first:last].tolist(), self.count[first:last].tolist(), strict=True))
 
 
 def may_be_told(board: Board, queued: Queued, kind: int, reclaims: bool) -> Ints:
     """The running work that may be told to go for a workload, the cheapest first."""
-    own = board.team_array(queued.team)
+    own = board.team_by_cost(queued.team)
     own = own[board.evictable[own] & (board.run_priority[own] < queued.priority)]
-    found = own[board.run_reservation[own] == (queued.reservation or 0)]
+    found: Ints = own[board.run_reservation[own] == (queued.reservation or 0)]
     if reclaims and kind in board.borrowed_kinds:
         found = np.concatenate((found, board.borrowed_of_others(board.kinds[kind].model, queued.team)))
+        found = found[np.lexsort((board.run_id[found], board.cost[found]))]
     if queued.evicted_by is not None:
         found = found[board.run_id[found] != queued.evicted_by]
-    ordered: Ints = found[np.lexsort((board.run_id[found], board.cost[found]))]
-    return ordered
+    return found
 
 
 class Taking:
@@ -290,6 +296,8 @@ class Search:
         At least: as if a part of a victim could go. It spares looking closely at nearly all hosts of a large pool.
         """
         board, ask, found = self.board, self.ask, self.candidates
+        if found.by_host is not None:
+            return self._bounds_of_few(found.by_host)
         free = self.place.counts
         most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(np.int64)
         roomy = both(board.cpu_free >= ask.cpu_milli, board.memory_free >= ask.memory_mib)
@@ -306,6 +314,24 @@ class Search:
         least = np.bincount(host, weights=needed * price, minlength=len(board.hosts)).astype(np.int64)
         hosts = np.flatnonzero(possible)
         return list(zip(least[hosts].tolist(), hosts.tolist(), strict=True))
+
+    def _bounds_of_few(self, by_host: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
+        """The same without the cost of arrays."""
+        ask, free, cost = self.ask, self.place.counts, self.board.cost_list
+        labels = self.board.label_mask(ask.labels)
+        as_it_is = np.flatnonzero(fit.suitable_hosts(self.board, ask, free)).tolist()
+        found = [(0, host) for host in as_it_is if host not in by_host]
+        for host, here in by_host.items():
+            missing, least = ask.units - int(free[host]), 0
+            if missing > sum(units for _, units in here) or not labels[host]:
+                continue
+            for price, units in sorted((cost[victim] // units, units) for victim, units in here):
+                if missing <= 0:
+                    break
+                least += price * min(units, missing)
+                missing -= units
+            found.append((least, host))
+        return found
 
     def _take_hosts(self, taking: Taking, bounds: list[tuple[int, int]]) -> bool:
         """Take victims host by host until there are enough hosts; False when there are not."""
@@ -374,7 +400,8 @@ class Search:
 
     def _cost(self, taking: Taking, victims: Sequence[int]) -> int:
         """What is lost with these on top of what is taken."""
-        lost = sum(int(self.board.cost[v]) for v in victims)
+        costs = self.board.cost_list
+        lost = sum([costs[v] for v in victims])
         if not taking.straddling:
             return lost
         return lost + STRADDLING * sum(taking.over_guarantee(v, victims[:i]) for i, v in enumerate(victims))
@@ -420,7 +447,7 @@ class Search:
                 taking.add([victim])
 
     def _dearest_first(self, victim: int) -> tuple[int, int]:
-        return -int(self.board.cost[victim]), -self.board.running[victim].id
+        return -self.board.cost_list[victim], -self.board.running[victim].id
 
 
 def may_evict_somebody(board: Board, queued: Queued, kind: int) -> bool:

@@ -51,6 +51,20 @@ def within_caps(board: Board, queued: Queued, kind: int) -> bool:
     return need <= board.ledger.user_cap_left(queued.user) and (cap is None or need <= cap)
 
 
+def granted_kinds(board: Board, queued: Queued) -> list[int]:
+    """The kinds that quota and caps let a workload have, in its order; equals are answered once while their team holds the
+    same."""
+    ask = board.wanted(queued.ask)
+    if queued.reservation is not None or board.policy.most_slots_per_user is not None:
+        return [k for k in ask.kinds if room_for(board, queued, k).allowed and within_caps(board, queued, k)]
+    known, key = board.ledger.granted[queued.team], (ask.number, queued.preemptible, queued.may_borrow)
+    kinds = known.get(key)
+    if kinds is None:
+        kinds = [k for k in ask.kinds if room_for(board, queued, k).allowed and within_caps(board, queued, k)]
+        known[key] = kinds
+    return kinds
+
+
 def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
     """Would it leave the room within its team's limit that work of the team in front of it waits for?"""
     model = board.kinds[kind].model
@@ -208,11 +222,11 @@ class Waiting:
 
     def _allowed_kinds(self, queued: Queued) -> list[int]:
         """The kinds that its limits let it have: that others lie free is no help to it."""
-        return [
-            kind
-            for kind in self._possible_kinds(queued)
-            if self._may_have(queued, kind) and leaves_room(self.board, queued, kind)
-        ]
+        granted = granted_kinds(self.board, queued)
+        if not granted:
+            return []
+        possible = self._possible_kinds(queued)
+        return [kind for kind in possible if kind in granted and leaves_room(self.board, queued, kind)]
 
     def _possible_kinds(self, queued: Queued) -> list[int]:
         """The kinds that would do in an empty pool; of the others it is no matter whether limits would let it have them."""
@@ -248,10 +262,10 @@ class Waiting:
         limit. None for all others."""
         board, kinds = self.board, self.board.kinds_for(queued.ask)
         key = queued.team, board.kinds[kinds[0]].model
-        if queued.reservation is not None or key in board.ledger.kept_room:
+        if queued.reservation is not None or key in board.ledger.kept_room or granted_kinds(board, queued):
             return None
         room = room_for(board, queued, kinds[0])
-        if room.allowed or any(self._may_have(queued, kind) for kind in kinds[1:]):
+        if room.allowed:
             return None
         found = self._end_of_own_work(queued, kinds[0], Code.OVER_QUOTA)
         if found is None:
@@ -452,11 +466,11 @@ class Waiting:
         if code == Code.OVER_QUOTA:
             room = room_for(self.board, queued, kind)
             over = room.over
-            own = [
+            own: Iterable[int] = (
                 i
                 for i in self._of_team_by_end(queued.team)
                 if board.running[i].reservation is None and not (room.firm and board.running[i].preemptible)
-            ]
+            )  # looked at as far as it is needed
             begun = [
                 (end, q.id, units)
                 for end, q, units in self._started.get(queued.team, ())
