@@ -209,6 +209,12 @@ class Board:
         return ends
 
     @cached_property
+    def end_list(self) -> list[int]:
+        """``expected_end`` as a list."""
+        ends: list[int] = self.expected_end.tolist()
+        return ends
+
+    @cached_property
     def assignable(self) -> Mask:
         """Units that take work right now and are not bound to a reservation. Asked for once reservations are bound."""
         return both(self.usable, self.bound == 0)

@@ -229,7 +229,7 @@ def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
 def pick_on_host(board: Board, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
     """Which of a host's takeable units: in one NVLink group if there is one, slices on the fullest GPUs."""
     first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-    units = [first + int(i) for i in np.flatnonzero(free[first:last] & (board.kind[first:last] == kind))]
+    units: list[int] = (first + np.flatnonzero(free[first:last] & (board.kind[first:last] == kind))).tolist()
     return pick(board, ask, units)
 
 

@@ -64,9 +64,13 @@ class Group:
 
     def fill(self, rows: list[Queued]) -> None:
         """Start with these: sooner than adding one by one."""
-        self.members = sorted((place_in_line(queued), queued.id, queued) for queued in rows)
-        self.ages = sorted((queued.submitted, queued.id, queued) for queued in rows)
-        self.lengths = sorted((expected_seconds(queued), queued.id) for queued in rows)
+        self.members = [(place_in_line(queued), queued.id, queued) for queued in rows]
+        self.ages = [(queued.submitted, queued.id, queued) for queued in rows]
+        self.lengths = [(expected_seconds(queued), queued.id) for queued in rows]
+        if len(rows) > 1:  # half of the groups of a mixed queue have one member only
+            self.members.sort()
+            self.ages.sort()
+            self.lengths.sort()
 
     def add(self, queued: Queued) -> None:
         insort(self.members, (place_in_line(queued), queued.id, queued))
@@ -396,9 +400,9 @@ class Line:
         if found is not None:
             queued, group, aged, skipped = found
             # Its turn does not come before that of those in front of it, looked at or passed over.
-            key = max(
-                [self._key(lane_team[0], queued, aged), *(self._key(lane_team[0], one, False) for one in skipped)]
-            )
+            key = self._key(lane_team[0], queued, aged)
+            if skipped:
+                key = max(key, *(self._key(lane_team[0], one, False) for one in skipped))
             heapq.heappush(heap, (key, lane_team, queued, group))
 
     def _key(self, lane: int, queued: Queued, aged: bool) -> TeamKey:

@@ -485,13 +485,13 @@ class Waiting:
         if begun:
             rows = heapq.merge(rows, sorted(begun))
         waited_for: list[int] = []
-        end = 0
+        end, slots, all_units = 0, board.ground.slots_list, board.units
         for ends, workload, units in rows:
             if over <= 0:
                 break
-            counted = [u for u in units if code != Code.OVER_QUOTA or board.model_of(u) == model]
-            if counted:
-                over -= sum(int(board.slots[u]) for u in counted)
+            freed = sum([slots[u] for u in units if code != Code.OVER_QUOTA or all_units[u].model == model])
+            if freed:
+                over -= freed
                 end = ends
                 waited_for.append(workload)
         if over > 0 or not waited_for:
@@ -500,7 +500,7 @@ class Waiting:
         return end, tuple(sorted(w for w in waited_for if w not in started_now)), -over
 
     def _end_and_id(self, i: int) -> tuple[int, int]:
-        end = expected_end(self.board.running[i], self.board.now)
+        end = self.board.end_list[i]
         if i in self.board.evicted:
             end = min(end, self.board.now + lead_seconds(self.board))
         return end, self.board.running[i].id
