@@ -114,6 +114,9 @@ class Submission(models.Model):
             ),
         ]
 
+    def __str__(self) -> str:
+        return str(self.get_kind_display())
+
 
 class Approval(models.Model):
     """Who decided about a submission, what they changed and why."""

@@ -120,7 +120,13 @@ class WindowSerializer(serializers.Serializer[Any]):
     end = serializers.DateTimeField()
 
 
-ROWS = frozenset({"team", "for_team", "owner", "project", "pool", "workload", "for_workload", "reservation", "array"})
+# What stands for a row wherever the engine, a verb or a record says it by a number.
+ROWS = frozenset(
+    {
+        "team", "for_team", "owner", "user", "author", "project", "pool", "workload", "for_workload", "evicted_by", "blockers",
+        "reservation", "for_reservation", "series", "submission", "array", "host", "run", "template",
+    }
+)  # fmt: skip
 
 
 def told_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,8 +135,14 @@ def told_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in numbers.items()
-        if name not in ROWS or not isinstance(value, int) or isinstance(value, bool)
+        if name not in ROWS or not _is_of_rows(value)
     }
+
+
+def _is_of_rows(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_of_rows, value))
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Numbers(serializers.DictField):
@@ -140,6 +152,10 @@ class Numbers(serializers.DictField):
         """As they go out."""
         shown: dict[str, Any] = super().to_representation(told_numbers(value))
         return shown
+
+
+class Record(Numbers):
+    """What was submitted or changed: names and JSON values, rows by their names where they have one here."""
 
 
 class ErrorsSerializer(serializers.Serializer[Any]):

@@ -10,7 +10,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal import policy, wording
-from portal.api.base import Numbers, PageQuery, Strict
+from portal.api.base import Numbers, PageQuery, Record, Strict, told_numbers
 from portal.models import Membership, Notification, Submission, SubmissionState
 from portal.selectors import starts
 from portal.selectors.queue import Ahead, AnotherTime
@@ -159,8 +159,8 @@ class AuditShape(Ser):
     target = serializers.CharField()
     target_name = serializers.CharField()
     team = serializers.CharField(source="team.slug", allow_null=True, default=None)
-    before = serializers.JSONField(allow_null=True)
-    after = serializers.JSONField(allow_null=True)
+    before = Record(child=serializers.JSONField(allow_null=True), allow_null=True)
+    after = Record(child=serializers.JSONField(allow_null=True), allow_null=True)
     why = serializers.CharField()
     via = serializers.CharField()
 
@@ -923,11 +923,21 @@ class SubmissionShape(Ser):
     author = serializers.CharField(source="author.username")
     what = serializers.SerializerMethodField()
     why = serializers.CharField()
-    payload = serializers.DictField(child=serializers.JSONField(allow_null=True))
+    payload = serializers.SerializerMethodField()
     state = serializers.ChoiceField(choices=SubmissionState.choices)
     created_at = serializers.DateTimeField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
     decision = serializers.SerializerMethodField()
+
+    @extend_schema_field(Record(child=serializers.JSONField(allow_null=True)))
+    def get_payload(self, row: Submission) -> dict[str, Any]:
+        """What was asked for, its project as team/project."""
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "projects" not in context:
+            found = Project.objects.values_list("pk", "team__slug", "slug")
+            context["projects"] = {pk: f"{team}/{slug}" for pk, team, slug in found}
+        project = context["projects"].get(row.payload.get("project"))
+        return told_numbers(row.payload) | ({"project": project} if project else {})
 
     def get_what(self, row: Submission) -> str:
         """In words."""

@@ -37,13 +37,20 @@ def record(
         actor_name=actor.get_username() if actor else "gpupool",
         verb=verb,
         target=f"{target._meta.model_name}:{getattr(target, 'public_id', target.pk)}",
-        target_name=str(getattr(target, "name", "") or getattr(target, "username", "") or target)[:120],
+        target_name=_name_of(target)[:120],
         team_id=team_id if team_id is not None else team_id_of(target),
         before=_plain(before),
         after=_plain(after),
         why=why,
         via=via,
     )
+
+
+def _name_of(target: models.Model) -> str:
+    """As people call it. What has no name of its own is called after its kind, never by its row's number."""
+    own = getattr(target, "name", "") or getattr(target, "username", "")
+    says_itself = type(target).__str__ is not models.Model.__str__
+    return str(own or (target if says_itself else target._meta.verbose_name))
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import transaction
 
-from scheduler import nudge
+from scheduler import locks, nudge
 from scheduler.models import BudgetGate, Project, Team
 
 
@@ -19,8 +19,10 @@ def close_budget_gate(
 ) -> BudgetGate:  # fmt: skip
     """Refuse new work of a team or project, or stop lending to it, until ``until``.
 
-    A gate that is closed already stays, with the new numbers.
+    A gate that is closed already stays, with the new numbers. Once this returns nothing starts that it keeps out: it waits for a
+    plan that is being committed, and every later one is checked against it.
     """
+    locks.leader()
     gate, _ = BudgetGate.objects.update_or_create(
         team=team,
         project=project,

@@ -3,18 +3,20 @@ what a person and a team have waiting is counted under theirs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import date, time, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from portal.models import User
-from scheduler import locks, releases, services, waiting_limits
+from scheduler import engine, locks, recheck, releases, services, waiting_limits
 from scheduler.models import JobArray, Pool, Reservation, Workload
 from scheduler.recurrence import Recurrence, occurrences
-from scheduler.services import reservations
+from scheduler.services import gates, reservations
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.world import H100, World
 
@@ -162,3 +164,38 @@ def test_who_submits_does_not_wait_for_the_engine(world: World) -> None:
         locks.pools([world.shared.pk])
         locks.workloads(Workload.objects.values_list("pk", flat=True))
         assert isinstance(race([submit])[0], Workload)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_to_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    """The plan has been checked against the gates, and is not committed yet, when somebody closes one."""
+    made = services.queue_workload(
+        kind="job", type="training", name="a job", pool=world.shared, project=world.vision.project,
+        owner=world.vision.member, units=1, models_wanted=[H100], max_runtime_seconds=600, now=world.now,
+    )  # fmt: skip
+    meeting, real = Meeting(2, GUARDED if guarded else UNGUARDED), recheck.Facts.why_not_place
+    closed = threading.Event()
+    if not guarded:
+        monkeypatch.setattr(gates, "locks", SimpleNamespace(leader=lambda: None))
+
+    def checked(self: Any, placement: Any) -> str:
+        why = real(self, placement)
+        meeting.wait()
+        closed.wait(GUARDED if guarded else UNGUARDED)
+        return why
+
+    monkeypatch.setattr(recheck.Facts, "why_not_place", checked)
+
+    def close() -> str:
+        meeting.wait()
+        services.close_budget_gate(
+            action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.vision.team
+        )
+        closed.set()
+        return Workload.objects.get(pk=made.pk).state
+
+    _, then = race([lambda: engine.cycle("test", world.now), close])
+    assert Workload.objects.get(pk=made.pk).state == "placed"
+    assert then == ("placed" if guarded else "queued"), "without the lock it starts after the budget was closed"

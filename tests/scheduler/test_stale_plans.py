@@ -66,6 +66,19 @@ def take_quota_away(world: World, workload: Workload) -> None:
     Quota.objects.filter(team=world.vision.team).delete()
 
 
+def use_up_the_hours(world: World, workload: Workload) -> None:
+    """As the count of a team's GPU-hours does it, for a quota that then lets nothing start."""
+    Quota.objects.filter(team=world.vision.team).update(
+        hours_slot_seconds=1, when_used_up="refuse", hours_used_up=True, hours_until=world.now + HOUR
+    )
+
+
+def close_gate_of_project(world: World, workload: Workload) -> None:
+    services.close_budget_gate(
+        action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, project=world.vision.project
+    )
+
+
 def close_gate(world: World, workload: Workload) -> None:
     services.close_budget_gate(
         action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.vision.team
@@ -114,8 +127,9 @@ def move_hosts_to_another_pool(world: World, workload: Workload) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        cut_guarantee, cut_borrowing, take_quota_away, close_gate, change_pool, ask_for_more_time, ask_for_something_else,
-        back_off, start_another_of_the_team, announce_maintenance, move_hosts_to_another_pool,
+        cut_guarantee, cut_borrowing, take_quota_away, use_up_the_hours, close_gate, close_gate_of_project, change_pool,
+        ask_for_more_time, ask_for_something_else, back_off, start_another_of_the_team, announce_maintenance,
+        move_hosts_to_another_pool,
     ],
 )  # fmt: skip
 def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(

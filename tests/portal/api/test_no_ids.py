@@ -1,0 +1,115 @@
+"""No answer of the API shows the number of a row, least of all of another team's. What may be named has a name or a public id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from rest_framework.test import APIClient
+
+from portal import notify
+from portal.api.base import ReadThrottle, WriteThrottle
+from portal.services import approvals, reservations, series, workloads
+from scheduler import engine, releases
+from scheduler.models import Decision, Reservation, Workload
+from tests.portal.api.test_role_matrix import JOB, ROLES, SEVERAL, TABLE, WINDOW, WORK
+from tests.world import H100, World, build_world
+
+FIRST = 91_000_000  # every row's number begins here, so that it can be told from a count
+OF_A_ROW = re.compile(r"(?<![0-9A-Za-z.-])91[0-9]{6}(?![0-9A-Za-z-])")
+OWN_LISTS = ("tokens/", "notifications/", "recordings/")  # what these number is one's own, or for operators
+
+
+@pytest.fixture
+def world(db: None) -> Iterator[World]:
+    """The organisation as of this moment, with row numbers that nothing else is as large as."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE NONE")  # sequences are the owner's
+        cursor.execute("SELECT schemaname || '.' || sequencename, COALESCE(last_value, 1) FROM pg_sequences")
+        before = [row for row in cursor.fetchall() if row[0].startswith("public.")]
+        for place, (name, _) in enumerate(before):
+            cursor.execute("SELECT setval(%s, %s)", [name, FIRST + 10_000 * place])
+        yield build_world(datetime.now(UTC))
+        for name, last in before:  # no rollback takes them back
+            cursor.execute("SELECT setval(%s, %s)", [name, last])
+
+
+def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
+    given: dict[str, Any] = {
+        "actor": team.member, "project": team.project, "pool": world.shared, "name": name, "command": "true", "units": 1,
+        "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
+    }  # fmt: skip
+    return workloads.submit_job(**(given | also))
+
+
+def everything_happens(world: World) -> None:
+    """Teams in each other's way, in as many ways as there are reasons for: borrowed work goes, others wait behind it."""
+    language, vision = world.language, world.vision
+    lent = [submitted(world, language, f"borrows {n}", units=8) for n in range(2)]
+    engine.cycle("test", world.now - timedelta(hours=1))
+    Workload.objects.filter(pk__in=[each.pk for each in lent]).update(state="running", started_at=world.now)
+    needs = submitted(world, vision, "needs its own", units=8, preemptible=False)
+    submitted(world, vision, "behind", units=8, hosts=2, after=[("any", needs)])
+    sweep = workloads.submit_array(
+        actor=language.member, project=language.project, pool=world.shared, name="sweep", command="true", units=4, now=world.now,
+        models=[H100], array="0-3%2",
+    )  # fmt: skip
+    submitted(world, language, "collects", after=[("ok", sweep)])
+    window = {"start": world.now + timedelta(days=3), "end": world.now + timedelta(days=3, hours=4)}
+    wish: dict[str, Any] = {"actor": vision.member, "project": vision.project, "pool": world.shared, "now": world.now}
+    small = reservations.request_reservation(**wish, name="small", units=2, models=[H100], **window)
+    assert isinstance(small, Reservation)
+    reservations.request_reservation(**wish, name="large", units=8, models=[H100], **window)
+    series.request_series(
+        **wish, name="course", units=1, models=[H100], weekdays=["mon"], until=(world.now + timedelta(days=14)).date(), **window
+    )
+    approvals.request_quota_change(
+        actor=vision.lead, team=vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
+    )
+    for second in range(3):
+        releases.settle(world.now)
+        engine.cycle("test", world.now + timedelta(seconds=second))
+    notify.tell(world.now + timedelta(seconds=5))
+
+
+def shown(answer: Any, template: str) -> list[str]:
+    """Numbers of rows in an answer, with what stands around them."""
+    text = json.dumps(answer.json()) if answer.content else ""
+    if template.startswith(OWN_LISTS):
+        text = re.sub(r'"id": [0-9]+', "", text)
+    return [text[max(0, m.start() - 60) : m.end() + 10] for m in OF_A_ROW.finditer(text)]
+
+
+@pytest.mark.timeout(300)
+def test_no_answer_shows_any_role_the_number_of_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for throttle in (ReadThrottle, WriteThrottle):
+        monkeypatch.setattr(throttle, "rate", "1000000/min")
+    everything_happens(world)
+    assert Decision.objects.filter(kind="evicted").exists(), "the story does what it is for"
+    asked = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
+    work = [f"workloads/{row.public_id}/{part}" for row in Workload.objects.order_by("pk") for part in ("", "why/", "sooner/")]
+    previews: list[tuple[str, dict[str, Any]]] = [
+        ("jobs/preview/", {**JOB, "models": [H100], "units": 8, "hosts": 2}), ("notebooks/preview/", {**WORK, "units": 8}),
+        ("reservations/preview/", {**WORK, **WINDOW, "units": 8, "hosts": 2}), ("series/preview/", {**WORK, **SEVERAL, "units": 8}),
+    ]  # fmt: skip
+    found: list[str] = []
+    answered = 0
+    for role in ROLES:
+        client = APIClient()
+        client.force_authenticate(world.people[role])
+        for template in [*asked, *work]:
+            answer = client.get(f"/api/v1/{template}")
+            answered += answer.status_code == 200
+            found += [f"{role}: {template}: {each}" for each in shown(answer, template)]
+        for template, body in previews:
+            team = "language" if role == "other team" else "vision"
+            given = body | {"project": f"{team}/{team}-main"}
+            answer = client.post(f"/api/v1/{template}", json.dumps(given), content_type="application/json")
+            found += [f"{role}: {template}: {each}" for each in shown(answer, template)]
+    assert answered > 200
+    assert not found, "\n".join(found[:40])
