@@ -9,13 +9,15 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 
+from agent import keys
 from agent.protocol import (
     FRAMES_DOWN,
     JOIN_PATH,
+    RENEW_PATH,
     SYNC_PATH,
     VERSION,
     Desired,
@@ -23,6 +25,8 @@ from agent.protocol import (
     JoinRequest,
     ProtocolError,
     Refused,
+    RenewAnswer,
+    RenewRequest,
     decode,
     encode,
     parse,
@@ -54,19 +58,74 @@ class Unwelcome(Exception):
 
 async def join(session: aiohttp.ClientSession, edge: str, state: State, token: str, host: str) -> None:
     """Trade a single-use token for this host's credential. Raises Unwelcome, or aiohttp.ClientError while the edge is away."""
-    request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id())
-    async with session.post(edge + JOIN_PATH, json=dataclasses.asdict(request)) as answer:
-        body = (await answer.content.read(LARGEST_JOIN_ANSWER)).decode("utf-8", "replace")
-        if answer.status >= 500:
-            raise aiohttp.ClientError(f"the edge answered {answer.status} to the join")
-        if answer.status != 200:
-            raise Unwelcome(f"--join-token: the server refused it ({answer.status}): {_sentence(body)}")
-        try:
-            joined = parse(JoinAnswer, json.loads(body))
-        except (ValueError, ProtocolError) as error:
-            raise Unwelcome(f"--edge: {edge} is not a gpupool edge: {error}") from None
+    public_key, signature = await _introduce(state, host, token)
+    request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id(), public_key, signature)
+    try:
+        joined = await _post(session, edge + JOIN_PATH, request, JoinAnswer)
+    except _SaidNo as no:
+        raise Unwelcome(f"--join-token: the server refused it ({no.status}): {no}") from None
+    except ProtocolError as error:
+        raise Unwelcome(f"--edge: {edge} is not a gpupool edge: {error}") from None
     state.remember(host=joined.host, credential=joined.credential, expires_at=joined.credential_expires_at)
     log.info("joined as %s", joined.host)
+
+
+async def _introduce(state: State, host: str, token: str) -> tuple[str, str]:
+    """The host's public key, and the proof that it holds the private one; both empty where there can be none."""
+    try:
+        return await keys.public_key(state.key), await keys.sign(state.key, keys.join_text(host, token))
+    except keys.NoKey as problem:
+        log.warning("this host joins without a key of its own: %s", problem)
+        return "", ""
+
+
+async def renew(session: aiohttp.ClientSession, edge: str, state: State) -> bool:
+    """A new credential for one that has run out, by signing what the server asks. False when it does not agree to that.
+
+    Raises aiohttp.ClientError while the edge is away.
+    """
+    if not state.key.exists():
+        return False
+    headers = {"Authorization": f"Bearer {state.identity.credential}"}
+    try:
+        asked = await _post(session, edge + RENEW_PATH, RenewRequest(VERSION), RenewAnswer, headers)
+        proof = RenewRequest(VERSION, asked.challenge, await keys.sign(state.key, keys.renewal_text(asked.challenge)))
+        given = await _post(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
+    except (_SaidNo, ProtocolError, keys.NoKey) as no:
+        log.warning("the credential can't be renewed: %s", no)
+        return False
+    state.remember(host=state.identity.host, credential=given.credential, expires_at=given.credential_expires_at)
+    log.info("the credential had run out: it is renewed")
+    return True
+
+
+class _SaidNo(Exception):
+    """The server's refusal of a request, in its words."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(_sentence(body))
+        self.status = status
+
+
+T = TypeVar("T")
+
+
+async def _post(
+    session: aiohttp.ClientSession, url: str, request: Any, kind: type[T], headers: dict[str, str] | None = None
+) -> T:
+    """Ask, and give the answer. Raises _SaidNo, ProtocolError, aiohttp.ClientError."""
+    async with session.post(url, json=dataclasses.asdict(request), headers=headers) as answer:
+        body = (await answer.content.read(LARGEST_JOIN_ANSWER)).decode("utf-8", "replace")
+        if answer.status >= 500:
+            raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
+        if answer.status != 200:
+            raise _SaidNo(answer.status, body)
+        try:
+            return parse(kind, json.loads(body))
+        except ProtocolError:
+            raise
+        except ValueError as error:
+            raise ProtocolError(f"not JSON: {error}") from None
 
 
 def _sentence(body: str) -> str:
@@ -140,6 +199,8 @@ class Connection:
 
     async def _refused_at_the_door(self, status: int) -> None:
         if status in (401, 403):
+            if await renew(self._session, self._edge, self._agent.state):
+                return
             if self._rejoin is not None:
                 log.info("the credential is not accepted any more: joining again")
                 rejoin, self._rejoin = self._rejoin, None  # a token counts once
@@ -181,6 +242,8 @@ class Connection:
                 agent.changed = False
                 await self._send_observed(socket)
                 next_observed = now + agent.poll_seconds
+            for proof in agent.proofs_due():
+                await socket.send_str(encode(proof))
             for event in agent.health_due():
                 await socket.send_str(encode(event))
             await self._send_samples(socket)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from agent import AGENT_VERSION, logs, processes, volumes
+from agent import AGENT_VERSION, keys, logs, processes, volumes
 from agent.background import is_kernel
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
@@ -31,6 +31,7 @@ from agent.protocol import (
     Inventory,
     LogChunk,
     Observed,
+    Proof,
     RunWanted,
     SampleBatch,
     SampleRow,
@@ -105,6 +106,9 @@ class Agent:
         self._health_folder = state.folder / "health"
         self._health_folder.mkdir(exist_ok=True, mode=0o700)
         self._health_due: list[Health] = []
+        self._challenge = ""  # the last one that was taken on, on this connection
+        self._proofs: list[Proof] = []  # made and not yet said
+        self._proving: asyncio.Task[None] | None = None
         self._desired: Desired | None = None
         self._lease_until = 0.0
         self._lease_seconds = 30.0
@@ -240,6 +244,8 @@ class Agent:
             homes=self._homes_due,
             strays=self._strays_due,
             diagnostics=self._diagnostics.seen(),
+            start=self.state.starts.now,
+            starts_before=self.state.starts.before,
         )
 
     def on_observed_sent(self, observed: Observed) -> None:
@@ -262,6 +268,7 @@ class Agent:
             run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
         self._health_due = self._recent_health()
         self._strays_due = list(self._strays.seen)
+        self._challenge, self._proofs = "", []
 
     def on_disconnect(self) -> None:
         """The line to the edge ended: until there is one again no new workspace connections are dialled."""
@@ -296,6 +303,21 @@ class Agent:
         while self._health_due:
             yield self._health_due.pop(0)
 
+    def proofs_due(self) -> Iterator[Proof]:
+        """Answers to challenges, not yet said on this connection."""
+        while self._proofs:
+            yield self._proofs.pop(0)
+
+    async def _prove(self, challenge: str) -> None:
+        try:
+            signature = await keys.sign(self.state.key, keys.renewal_text(challenge))
+        except keys.NoKey as problem:
+            log.error("the credential can't be renewed: %s", problem)
+            return
+        if challenge == self._challenge:
+            self._proofs.append(Proof(challenge, signature))
+            self._wake()
+
     # what is heard
 
     async def on_desired(self, desired: Desired, spoke_at: float) -> None:
@@ -315,6 +337,11 @@ class Agent:
         for name in [name for name in self.runs.waiting if name not in named]:
             del self.runs.waiting[name]
             self._note_change()
+        with _disk_trouble_survived("which start the server knows"):
+            self.state.starts.known()
+        if desired.challenge and desired.challenge != self._challenge:
+            self._challenge = desired.challenge
+            self._proving = asyncio.create_task(self._prove(desired.challenge))
         if desired.credential and desired.credential != self.state.identity.credential:
             with _disk_trouble_survived("the credential"):
                 self.state.remember(

@@ -4,7 +4,7 @@ The agent connects to ``/agent/v1/sync`` with ``Authorization: Bearer <credentia
 credential and never from a message. Both sides are level-triggered: each ``Observed`` carries everything that is so on the
 host, each ``Desired`` everything that should be so, so a lost, doubled, late or reordered frame changes nothing.
 
-Frames up:   Observed, SampleBatch, LogChunk, Health        Frames down: Desired, Refused
+Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 Workspace bytes go over further connections that the agent dials to ``/agent/v1/stream`` when ``Desired.streams`` asks for
 them: the edge sends one ``StreamOpen`` text frame that names the run, then both sides pass binary frames to and from
 the run's unix socket until either closes.
@@ -26,6 +26,7 @@ VERSION = 1
 SYNC_PATH = "/agent/v1/sync"
 STREAM_PATH = "/agent/v1/stream"
 JOIN_PATH = "/agent/v1/join"
+RENEW_PATH = "/agent/v1/renew"
 LONGEST_TEXT = 10_000
 LONGEST_LIST = 10_000
 MOST_HOMES = 5_000  # of one host in one frame
@@ -182,6 +183,8 @@ class Observed:
     runs: list[RunSeen]
     spooled_batches: int = 0
     homes: HomesSeen | None = None  # said once after each measurement; None: nothing new
+    start: str = ""  # random per start of the agent
+    starts_before: list[str] = field(default_factory=list)  # the last one that the server knows of, and those since
     strays: list[StraySeen] | None = None  # said when they change; None: as before
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     kind: str = "observed"
@@ -259,6 +262,7 @@ class Desired:
     poll_seconds: float = 5.0
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
+    challenge: str = ""  # sign this and say so in a Proof: the credential is old
     answers: int = 0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
     kind: str = "desired"
 
@@ -319,6 +323,15 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer to ``Desired.challenge``: signed with the key that this host registered when it joined. Brings a credential."""
+
+    challenge: str
+    signature: str  # Ed25519, base64
+    kind: str = "proof"
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The server's clear no: an unknown version, a revoked credential, a second agent for the same host."""
 
@@ -342,6 +355,8 @@ class JoinRequest:
     host: str
     instance: str
     boot_id: str
+    public_key: str = ""  # Ed25519, base64; its private half never leaves the host. "": a host without a key
+    signature: str = ""  # of the token, with that key
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +366,25 @@ class JoinAnswer:
     host: str
 
 
-FRAMES_UP: dict[str, type] = {"observed": Observed, "samples": SampleBatch, "log": LogChunk, "health": Health}
+@dataclass(frozen=True, slots=True)
+class RenewRequest:
+    """Body of ``POST /agent/v1/renew``; the bearer is the last credential, even an expired one. No challenge: asks for one."""
+
+    version: int
+    challenge: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewAnswer:
+    """A challenge, or the credential that its signature brought."""
+
+    challenge: str = ""
+    credential: str = ""
+    credential_expires_at: float | None = None
+
+
+FRAMES_UP: dict[str, type] = {"observed": Observed, "samples": SampleBatch, "log": LogChunk, "health": Health, "proof": Proof}
 FRAMES_DOWN: dict[str, type] = {"desired": Desired, "refused": Refused, "stream_open": StreamOpen}
 
 

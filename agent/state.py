@@ -1,6 +1,8 @@
 """The agent's state folder: who this host is, what it has ever started, and where its runs live.
 
 identity.json      credential of this host (0600)
+host.key           private half of its key pair (0600)
+starts             which starts of an agent this folder has seen
 generations.json   the highest generation ever started, per unit
 runs/<run>/        one folder per run, shared with its shim
 spool/ health/     what the server has not confirmed yet
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 USED_KEPT = 10_000
+STARTS_KEPT = 16
+START_LENGTH = 32  # characters
 
 
 class StateError(Exception):
@@ -95,6 +99,11 @@ class State:
             raise StateError(f"--state: another agent already uses {folder}") from None
         self.identity = self._load_identity()
         self.generations = Generations(folder / "generations.json")
+        self.starts = Starts(folder / "starts")
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "host.key"
 
     @property
     def runs(self) -> Path:
@@ -137,6 +146,43 @@ class State:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             write_text(path, content.decode(), mode)
             path.chmod(mode)
+
+
+class Starts:
+    """Which starts this folder has seen: the last one that the server knows of, and those since. A copy of the folder goes a way of
+    its own from here, so that of two agents with one identity the server tells whose folder saw the other's start.
+
+    Written in place and always as long, so that a full disk changes nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.before = self._read()
+        self.now = secrets.token_hex(START_LENGTH // 2)
+        self._write([*self.before[:1], *[*self.before[1:], self.now][-(STARTS_KEPT - 1) :]])
+
+    def known(self) -> None:
+        """The server knows of this start: those before it are told no more."""
+        if self.before != [self.now]:
+            self.before = [self.now]
+            self._write(self.before)
+
+    def _read(self) -> list[str]:
+        try:
+            words = self._path.read_text(errors="replace").split()
+        except FileNotFoundError:
+            return []
+        return [word for word in words if len(word) == START_LENGTH and word.isalnum()]
+
+    def _write(self, starts: list[str]) -> None:
+        empty = "-" * START_LENGTH
+        text = "\n".join([*starts, *[empty] * (STARTS_KEPT - len(starts))]) + "\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, text.encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Generations:

@@ -9,19 +9,38 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from agent.protocol import VERSION, Desired, JoinAnswer, JoinRequest, LogChunk, Observed
+from agent.protocol import (
+    VERSION,
+    Desired,
+    JoinAnswer,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    Proof,
+    RenewAnswer,
+    RenewRequest,
+)
 from scheduler import logs, reconcile, services
 from scheduler.models import Host, Run
 from scheduler.reconcile import AgentRefused
 from scheduler.workspace_secret import workspace_secret
 
-__all__ = ["AgentRefused", "authenticate", "desired", "join", "refused", "store_log", "sync", "workspace_secret"]
+__all__ = [
+    "AgentRefused", "authenticate", "desired", "join", "prove", "refused", "renew", "store_log", "sync", "workspace_secret",
+]  # fmt: skip
 
 JOIN_PROBLEMS = {
     "join_token_unknown": "token: not known; make a new one on the host's page",
     "join_token_spent": "token: used before; make a new one on the host's page",
     "join_token_expired": "token: older than 15 minutes; make a new one on the host's page",
     "join_token_of_another_host": "host: this token was made for another host; use the host's own token",
+    "join_key_not_proven": "signature: not one of the token made with the private half of public_key",
+}
+
+
+PROOF_PROBLEMS = {
+    "challenge_unknown": "challenge: not of this host's last credential, or too old; join again with a new token if this goes on",
+    "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
 }
 
 
@@ -31,15 +50,44 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
         raise AgentRefused(f"version: {request.version}; allowed: {VERSION}")
     if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
         raise AgentRefused("instance and boot_id: allowed are 1 to 64 characters")
+    if len(request.public_key) > 60 or len(request.signature) > 120:
+        raise AgentRefused("public_key and signature: allowed are those of Ed25519, in base64")
     try:
         host, credential = services.redeem_join_token(
-            token=request.token, host_name=request.host, instance=request.instance, boot_id=request.boot_id, now=now
-        )
+            token=request.token, host_name=request.host, instance=request.instance, boot_id=request.boot_id, now=now,
+            public_key=request.public_key, signature=request.signature,
+        )  # fmt: skip
     except services.Refused as refused:
         raise AgentRefused(JOIN_PROBLEMS[refused.code]) from None
     return JoinAnswer(
         credential=credential.text, credential_expires_at=credential.expires_at.timestamp(), host=host.name
     )
+
+
+def prove(host_id: int, proof: Proof, now: datetime) -> tuple[str, float]:
+    """A signed challenge becomes the next credential, which counts from its first use: its text, and the end of its life in seconds
+    since the epoch. Raises AgentRefused."""
+    try:
+        given = services.prove(_host(host_id), challenge=proof.challenge, signature=proof.signature, now=now)
+    except services.Refused as refused:
+        raise AgentRefused(PROOF_PROBLEMS[refused.code], retry=True) from None
+    return given.text, given.expires_at.timestamp()
+
+
+def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
+    """A challenge for whoever has the last credential of a host; for its signature a new one. Raises AgentRefused."""
+    if request.version != VERSION:
+        raise AgentRefused(f"version: {request.version}; allowed: {VERSION}")
+    try:
+        if not request.challenge:
+            challenge = services.challenge_for_old(credential, now=now)
+            if not challenge:
+                raise services.Refused("challenge_unknown")
+            return RenewAnswer(challenge=challenge)
+        given = services.renew_old(credential, challenge=request.challenge, signature=request.signature, now=now)
+    except services.Refused as refused:
+        raise AgentRefused(PROOF_PROBLEMS[refused.code]) from None
+    return RenewAnswer(credential=given.text, credential_expires_at=given.expires_at.timestamp())
 
 
 def authenticate(credential: str, now: datetime) -> int | None:
@@ -62,7 +110,7 @@ def desired(host_id: int, now: datetime) -> Desired:
 
 def refused(host_id: int, reason: str, now: datetime) -> None:
     """A second agent with this host's credential was turned away before it said anything: kept for the host's page."""
-    services.note_refused_agent(host_id, reason=reason, now=now)
+    services.note_refused_agent(host_id, reason=reason, code="agent_second", now=now)
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:

@@ -184,6 +184,12 @@ class Host(models.Model):
     agent_instance = models.CharField(
         max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone"
     )
+    agent_start = models.CharField(
+        max_length=64, default="", blank=True, help_text="the start of the agent that spoke last: tells a copy of its folder"
+    )
+    public_key = models.CharField(
+        max_length=60, default="", blank=True, help_text="Ed25519, base64; made on the host, registered when it joined"
+    )
     credential_hash = models.CharField(max_length=64, default="", blank=True)
     credential_expires_at = models.DateTimeField(null=True, blank=True)
     lease_state = models.CharField(

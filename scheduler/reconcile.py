@@ -16,22 +16,24 @@ from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunW
 from scheduler import attempts, commands, diagnostics, gangs, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Host, Pool, Run, Team, Workload, WorkloadKind
-from scheduler.services.agents import note_refused_agent, renewed_credential
+from scheduler.services.agents import due_challenge, note_refused_agent, renewed_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, RunState, WorkloadState, change_state
 from scheduler.workspace_secret import workspace_secret
 
 MISSING_SECONDS = 10  # a run that its agent has not named for so long is not there
 KEPT_STEP = 200  # characters
+LONGEST_START, MOST_STARTS = 64, 32
 
 
 class AgentRefused(Exception):
     """The server's clear no to an agent. ``retry`` says whether asking again later may help."""
 
-    def __init__(self, reason: str, retry: bool = False) -> None:
+    def __init__(self, reason: str, retry: bool = False, code: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry = retry
+        self.code = code  # agent_copy or agent_second: people have to choose between two agents
 
 
 # -- observed ------------------------------------------------------------------------------------------------------------
@@ -46,8 +48,9 @@ def observe(host: Host, observed: Observed, now: datetime) -> None:
             _observe(fresh, observed, now)
         else:
             note_refused_agent(
-                fresh.pk, reason=refusal.reason, instance=observed.instance, boot_id=observed.boot_id, now=now
-            )
+                fresh.pk, reason=refusal.reason, code=refusal.code, instance=observed.instance, boot_id=observed.boot_id,
+                now=now,
+            )  # fmt: skip
     if refusal is not None:
         raise refusal
 
@@ -58,20 +61,29 @@ def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | No
     if not host.credential_hash:
         return AgentRefused("the credential of this host was revoked: join again with a new token")
     if observed.instance != host.agent_instance:
-        return AgentRefused(f"another agent has joined as {host.name}: join again with a new token to replace it")
+        return AgentRefused(
+            f"another agent has joined as {host.name}: join again with a new token to replace it", code="agent_second"
+        )
+    if len(observed.start) > LONGEST_START or len(observed.starts_before) > MOST_STARTS:
+        return AgentRefused(f"start, starts_before: allowed are {LONGEST_START} characters and {MOST_STARTS} entries")
+    if host.agent_start not in ("", observed.start, *observed.starts_before) and observed.start:
+        return AgentRefused(
+            f"this is a copy of the state folder of {host.name}: another agent has gone on with it since", code="agent_copy"
+        )
     if observed.boot_id != host.boot_id and _still_heard(host, now):
         return AgentRefused(
-            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True
-        )
+            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True,
+            code="agent_copy",
+        )  # fmt: skip
     problem = inventory.problem(host, observed.inventory) or volumes.problem(observed.homes)
     return AgentRefused(problem, retry=True) if problem else None
 
 
 def _still_heard(host: Host, now: datetime) -> bool:
-    """Has the agent that was here before spoken within its lease? Then a new boot id is a second machine, not a reboot."""
+    """May the agent that was here before still keep work? Then a new boot id may be a second machine and not a reboot."""
     if host.last_sync_at is None:
         return False
-    return now - host.last_sync_at < timedelta(seconds=leases.rules().lease_seconds)
+    return now - host.last_sync_at < timedelta(seconds=leases.rules().silent_seconds(host.pool.grace_seconds))
 
 
 def _observe(host: Host, observed: Observed, now: datetime) -> None:
@@ -82,8 +94,9 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
     seen = {key: run for run in observed.runs if (key := _uuid(run.run)) is not None}
     _take_in_runs(host, seen, heard_before, rebooted, now)
     Host.objects.filter(pk=host.pk).update(
-        last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40]
-    )
+        last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40],
+        agent_start=observed.start or host.agent_start,
+    )  # fmt: skip
     _renew_lease(host, seen, now)
     if observed.homes is not None:
         volumes.write(host, observed.homes, now)
@@ -272,6 +285,7 @@ def desired(host: Host, now: datetime) -> Desired:
         runs=[_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())],
         credential=renewed.text if renewed else "",
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
+        challenge=due_challenge(host, now=now),
         poll_seconds=rules.poll_seconds,
         diagnostics=diagnostics.wanted_of(host, pool),
         stray_action=pool.stray_action,

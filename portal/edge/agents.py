@@ -28,8 +28,10 @@ from agent.protocol import (
     JoinRequest,
     LogChunk,
     Observed,
+    Proof,
     ProtocolError,
     Refused,
+    RenewRequest,
     SampleBatch,
     decode,
     encode,
@@ -119,6 +121,7 @@ class Agents:
         """What the edge answers to agents."""
         return [
             web.post("/agent/v1/join", self.join),
+            web.post("/agent/v1/renew", self.renew),
             web.get("/agent/v1/sync", self.sync),
             web.get("/agent/v1/stream", self.stream),
         ]
@@ -140,6 +143,22 @@ class Agents:
             answer = await self._threads.run(hosts.join, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
             return _refusal(400, f"join: {_first_line(error)}")
+        except Unwelcome as error:
+            return _refusal(403, str(error))
+        except DatabaseError:
+            return _refusal(503, AWAY, retry=True)
+        return web.json_response(dataclasses.asdict(answer))
+
+    async def renew(self, request: web.Request) -> web.Response:
+        """An agent whose credential has run out signs for a new one."""
+        credential = _bearer(request)
+        if credential is None:
+            return _refusal(401, "send the host's last credential as Authorization: Bearer ...")
+        try:
+            body = parse(RenewRequest, await request.json())
+            answer = await self._threads.run(hosts.renew, credential, body, timezone.now())
+        except (ValueError, RecursionError, DataError) as error:
+            return _refusal(400, f"renew: {_first_line(error)}")
         except Unwelcome as error:
             return _refusal(403, str(error))
         except DatabaseError:
@@ -281,6 +300,8 @@ class Agents:
             connection.answered = frame.sequence
             self._note_runs(connection, frame)
             self._offer(connection, desired)
+        elif isinstance(frame, Proof):
+            self._offer(connection, await self._threads.ask(hosts.prove, host, connection.credentials, frame, now))
         elif isinstance(frame, SampleBatch):
             await self._threads.run(hosts.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):

@@ -9,7 +9,18 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.protocol import Desired, Health, JoinAnswer, JoinRequest, LogChunk, Observed, SampleBatch
+from agent.protocol import (
+    Desired,
+    Health,
+    JoinAnswer,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    Proof,
+    RenewAnswer,
+    RenewRequest,
+    SampleBatch,
+)
 from scheduler import agent_api as scheduler_api
 from scheduler.models import Host
 from telemetry import agent_api as telemetry_api
@@ -59,6 +70,21 @@ def desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> De
     _check(host, credentials, now)
     with _refusals():
         return _whole(host, scheduler_api.desired(host.id, now))
+
+
+def prove(host: KnownHost, credentials: Sequence[str], proof: Proof, now: dt.datetime) -> Desired:
+    """What should be, with the credential that a signed challenge brings. Raises Unwelcome."""
+    _check(host, credentials, now)
+    with _refusals():
+        text, expires = scheduler_api.prove(host.id, proof, now)
+        wanted = _whole(host, scheduler_api.desired(host.id, now))
+        return dataclasses.replace(wanted, credential=text, credential_expires_at=expires, challenge="")
+
+
+def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnswer:
+    """A challenge, or a new credential for its signature. Raises Unwelcome."""
+    with _refusals():
+        return scheduler_api.renew(credential, request, now)
 
 
 def accept_samples(host: KnownHost, batch: SampleBatch, now: dt.datetime) -> None:

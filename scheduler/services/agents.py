@@ -1,18 +1,23 @@
 """How an agent proves which host it speaks for: a join token once, then a credential that is renewed.
 
-Only hashes are kept. A renewed credential is derived from the present one's hash and the site's secret, so that renewing
-twice gives the same text and a lost frame costs nothing; it takes over when the agent first uses it.
+With the token the host registers the public half of a key pair that was made on it, and a new credential is given to whoever signs
+a challenge with the private half; a credential that somebody copied lives a day. Only hashes are kept. A renewed credential is
+derived from the present one's hash and the site's secret, so that renewing twice gives the same text and a lost frame costs
+nothing; it takes over when the agent first uses it.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from django.conf import settings
 from django.db import transaction
 
@@ -23,7 +28,10 @@ from scheduler.services.refused import Refused
 TOKEN_LIFE = timedelta(minutes=15)
 CREDENTIAL_LIFE = timedelta(hours=24)
 RENEWED_AFTER = CREDENTIAL_LIFE * 2 / 3
+RENEWABLE_FOR = timedelta(days=30)  # after its end: a host that was off for so long comes back by itself
+CHALLENGE_SECONDS = 300
 PREFIX = "gpa"
+CHALLENGE_PREFIX = "gpc"
 JOIN_MARK = "gpj_"  # so that no token begins with "-", which a command line would take for an option
 
 
@@ -44,11 +52,12 @@ def issue_join_token(host: Host, *, now: datetime) -> str:
 
 @transaction.atomic
 def redeem_join_token(
-    *, token: str, host_name: str, instance: str, boot_id: str, now: datetime
+    *, token: str, host_name: str, instance: str, boot_id: str, now: datetime, public_key: str = "", signature: str = ""
 ) -> tuple[Host, Credential]:
     """The host's agent from now on is ``instance``; whoever was it before is turned away.
 
-    Raises Refused ``join_token_unknown``, ``join_token_spent``, ``join_token_expired`` or ``join_token_of_another_host``.
+    Raises Refused ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` or, when
+    the token was not signed with the private half of ``public_key``, ``join_key_not_proven``.
     """
     row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
     if row is None:
@@ -57,13 +66,20 @@ def redeem_join_token(
         raise Refused("join_token_of_another_host", (("host", host_name),))
     if row.expires_at <= now:
         raise Refused("join_token_expired", (("expired_at", row.expires_at.isoformat()),))
+    if public_key and not _is_signed(public_key, signature, f"gpupool join {host_name} {token}"):
+        raise Refused("join_key_not_proven")
     if not JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now):
         raise Refused("join_token_spent")
     host = locks.hosts([row.host_id])[row.host_id]
     credential = Credential(_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_LIFE)
     host.agent_instance, host.boot_id, host.refused_agent = instance, boot_id, None
     host.credential_hash, host.credential_expires_at = _hash(credential.text), credential.expires_at
-    host.save(update_fields=["agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at"])
+    host.public_key, host.agent_start = public_key, ""
+    host.save(
+        update_fields=[
+            "agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at", "public_key", "agent_start",
+        ]
+    )  # fmt: skip
     nudge.pages(nudge.HOSTS)
     return host, credential
 
@@ -91,11 +107,82 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
 
 
 def renewed_credential(host: Host, *, now: datetime) -> Credential | None:
-    """The next credential when two thirds of this one's life are over, else None. Asking again gives the same one."""
-    expires = host.credential_expires_at
-    if not host.credential_hash or expires is None or now < expires - CREDENTIAL_LIFE + RENEWED_AFTER:
+    """For a host without a key: the next credential when two thirds of this one's life are over, else None. Asking again gives the
+    same one."""
+    if host.public_key or not _is_old(host, now):
         return None
     return Credential(_next_text(host), now + CREDENTIAL_LIFE)
+
+
+def due_challenge(host: Host, *, now: datetime) -> str:
+    """What a host with a key has to sign when two thirds of its credential's life are over, else ''."""
+    return _challenge(host, now) if host.public_key and _is_old(host, now) else ""
+
+
+def prove(host: Host, *, challenge: str, signature: str, now: datetime) -> Credential:
+    """The next credential for a signed challenge; it takes over when the agent first uses it.
+
+    Raises Refused ``challenge_unknown`` (of another host or credential, or too old) or ``challenge_not_signed``.
+    """
+    expires = challenge.split(".")[2] if challenge.count(".") == 3 else ""
+    known = bool(host.credential_hash) and expires.isascii() and expires.isdigit() and int(expires[:15]) > now.timestamp()
+    if not known or not hmac.compare_digest(challenge.encode(), _challenge_text(host, int(expires)).encode()):
+        raise Refused("challenge_unknown")
+    if not host.public_key or not _is_signed(host.public_key, signature, f"gpupool renew {challenge}"):
+        raise Refused("challenge_not_signed")
+    return Credential(_next_text(host), now + CREDENTIAL_LIFE)
+
+
+def challenge_for_old(text: str, *, now: datetime) -> str:
+    """What to sign for a new credential, for whoever has the host's last one, even if it has run out. '' for anybody else."""
+    host = _host_of_old(text, now)
+    return _challenge(host, now) if host is not None else ""
+
+
+@transaction.atomic
+def renew_old(text: str, *, challenge: str, signature: str, now: datetime) -> Credential:
+    """A new credential in place of ``text``, for a signed challenge; it counts at once. Raises Refused as ``prove`` does."""
+    host = _host_of_old(text, now)
+    if host is None:
+        raise Refused("challenge_unknown")
+    given = prove(host, challenge=challenge, signature=signature, now=now)
+    same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
+    if not same.update(credential_hash=_hash(given.text), credential_expires_at=given.expires_at):
+        raise Refused("challenge_unknown")
+    return given
+
+
+def _host_of_old(text: str, now: datetime) -> Host | None:
+    host = Host.objects.filter(pk=_host_id(text)).exclude(credential_hash="").exclude(public_key="").first()
+    if host is None or not hmac.compare_digest(_hash(text), host.credential_hash):
+        return None
+    ends = host.credential_expires_at
+    return host if ends is not None and now < ends + RENEWABLE_FOR else None
+
+
+def _is_old(host: Host, now: datetime) -> bool:
+    expires = host.credential_expires_at
+    return bool(host.credential_hash) and expires is not None and now >= expires - CREDENTIAL_LIFE + RENEWED_AFTER
+
+
+def _challenge(host: Host, now: datetime) -> str:
+    """The same for some minutes, so that asking again does not ask for another signature."""
+    return _challenge_text(host, (int(now.timestamp()) // CHALLENGE_SECONDS + 2) * CHALLENGE_SECONDS)
+
+
+def _challenge_text(host: Host, expires: int) -> str:
+    said = f"challenge to host {host.pk} until {expires} after {host.credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    return f"{CHALLENGE_PREFIX}.{host.pk}.{expires}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+
+
+def _is_signed(public_key: str, signature: str, text: str) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
+        key.verify(base64.b64decode(signature, validate=True), text.encode())
+    except (ValueError, binascii.Error, InvalidSignature):
+        return False
+    return True
 
 
 @transaction.atomic
@@ -108,9 +195,9 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
     revoked = (
         Host.objects.filter(pk=host.pk)
         .exclude(credential_hash="")
-        .update(credential_hash="", credential_expires_at=None)
+        .update(credential_hash="", credential_expires_at=None, public_key="")
     )
-    host.credential_hash, host.credential_expires_at = "", None
+    host.credential_hash, host.credential_expires_at, host.public_key = "", None, ""
     nudge.hosts([host.pk])
     nudge.pages(nudge.HOSTS)
     return bool(revoked)
@@ -118,14 +205,16 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
 
 @transaction.atomic
 def note_refused_agent(
-    host_id: int, *, reason: str, instance: str = "", boot_id: str = "", now: datetime
+    host_id: int, *, reason: str, code: str = "", instance: str = "", boot_id: str = "", now: datetime
 ) -> None:
-    """Keep who was turned away last as this host and why, for its page. What is not known of the agent stays empty."""
+    """Keep who was turned away last as this host and why, for its page. What is not known of the agent stays empty. ``code``:
+    ``agent_copy`` or ``agent_second`` where people have to choose between two agents."""
     Host.objects.filter(pk=host_id).update(
         refused_agent={
             "instance": instance[:64],
             "boot_id": boot_id[:64],
             "reason": reason,
+            "code": code,
             "at": now.isoformat(),
         }
     )

@@ -20,7 +20,10 @@ from agent.protocol import (
     JoinRequest,
     LogChunk,
     Observed,
+    Proof,
     Refused,
+    RenewAnswer,
+    RenewRequest,
     RunSeen,
     RunWanted,
     SampleBatch,
@@ -51,6 +54,9 @@ class FakeEdge:
     batches: list[SampleBatch] = field(default_factory=list)
     log_bytes: dict[str, bytes] = field(default_factory=dict)
     health: list[Health] = field(default_factory=list)
+    challenge: str = ""  # what agents have to sign
+    proofs: list[Proof] = field(default_factory=list)
+    renewals: list[RenewRequest] = field(default_factory=list)
     joins: list[JoinRequest] = field(default_factory=list)
     credentials: set[str] = field(default_factory=set)
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
@@ -67,6 +73,7 @@ class FakeEdge:
         app.add_routes(
             [
                 web.post("/agent/v1/join", self._join),
+                web.post("/agent/v1/renew", self._renew),
                 web.get("/agent/v1/sync", self._sync),
                 web.get("/agent/v1/stream", self._stream),
             ]
@@ -114,6 +121,7 @@ class FakeEdge:
             answers=self._answers,
             diagnostics=self.diagnostics,
             stray_action=self.stray_action,
+            challenge=self.challenge,
         )
 
     async def push(self) -> None:
@@ -171,6 +179,17 @@ class FakeEdge:
         self.credentials.add(credential)
         return web.json_response(dataclasses.asdict(JoinAnswer(credential, time.time() + 3600, asked.host)))
 
+    async def _renew(self, request: web.Request) -> web.Response:
+        asked = parse(RenewRequest, await request.json())
+        self.renewals.append(asked)
+        if not asked.challenge:
+            return web.json_response(dataclasses.asdict(RenewAnswer(challenge="sign me")))
+        if not asked.signature:
+            return web.json_response({"reason": "signature: missing"}, status=403)
+        credential = f"renewed-{len(self.renewals)}"
+        self.credentials.add(credential)
+        return web.json_response(dataclasses.asdict(RenewAnswer("", credential, time.time() + 3600)))
+
     def _known(self, request: web.Request) -> bool:
         return request.headers.get("Authorization", "").removeprefix("Bearer ") in self.credentials
 
@@ -203,6 +222,8 @@ class FakeEdge:
         elif isinstance(frame, LogChunk):
             kept = self.log_bytes.get(frame.run, b"")
             self.log_bytes[frame.run] = kept[: frame.offset] + frame.text.encode()
+        elif isinstance(frame, Proof):
+            self.proofs.append(frame)
         elif isinstance(frame, Health):
             self.health.append(frame)
 

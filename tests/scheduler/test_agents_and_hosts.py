@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import random
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agent.protocol import JoinRequest, LogChunk, RunSeen, UnitSeen
+from agent import keys
+from agent.protocol import JoinRequest, LogChunk, Observed, Proof, RenewRequest, RunSeen, UnitSeen
 from scheduler import agent_api, clock, engine, logs, services, snapshot
 from scheduler.agent_api import AgentRefused
 from scheduler.core.planner import plan
@@ -129,6 +132,128 @@ def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world:
     assert Host.objects.get(pk=agent.host.pk).boot_id == "another boot"
 
 
+def test_what_runs_under_another_boot_waits_until_the_hosts_old_work_has_surely_ended(world: World) -> None:
+    """Lease 30, grace 30 and margin 10: so long a host that is cut off may still run what the server would give away."""
+    (agent,) = agents_of(world, "alpha")
+    agent.sync(world.now)
+    agent.boot_id = "another boot"
+    with pytest.raises(AgentRefused, match="clone"):
+        agent.sync(world.now + 69 * SECOND)
+    agent.sync(world.now + 71 * SECOND)
+
+
+def test_of_two_agents_with_one_identity_the_one_whose_folder_was_left_behind_is_quarantined_for_good(
+    world: World,
+) -> None:
+    (agent,) = agents_of(world, "alpha")
+
+    def frame(start: str, *before: str) -> Observed:
+        return replace(agent.observed(), start=start, starts_before=list(before))
+
+    agent.sync(world.now, frame("first"))
+    agent.sync(world.now + SECOND, frame("second", "first"))  # it was started again
+    for seconds in (2, 600, 6000):
+        with pytest.raises(AgentRefused, match="copy of the state folder of alpha") as refused:
+            agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
+        assert not refused.value.retry
+        agent.sync(world.now + seconds * SECOND, frame("second", "first"))
+    shown = Host.objects.get(pk=agent.host.pk).refused_agent
+    assert shown is not None and shown["code"] == "agent_copy"
+    agent.sync(world.now + 7000 * SECOND, frame("fourth", "second", "a start that never reached the server"))
+
+
+def test_a_new_token_is_the_way_out_for_the_copy_that_should_go_on(world: World) -> None:
+    (agent,) = agents_of(world, "alpha")
+    agent.sync(world.now, replace(agent.observed(), start="original"))
+    copy = FakeAgent.of(world.hosts["alpha"])
+    with pytest.raises(AgentRefused, match="copy"):
+        copy.sync(world.now, replace(copy.observed(), start="copy"))
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    join(world, token, world.now)
+    copy.instance, copy.boot_id = "new instance", "boot"
+    copy.sync(world.now + SECOND, replace(copy.observed(), start="copy"))
+    with pytest.raises(AgentRefused, match="another agent has joined as alpha"):
+        agent.sync(world.now + 2 * SECOND, replace(agent.observed(), start="original"))
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+
+class Key:
+    """A host's key pair, as ``agent.keys`` makes it."""
+
+    def __init__(self) -> None:
+        self.private = Ed25519PrivateKey.generate()
+        self.public = base64.b64encode(self.private.public_key().public_bytes_raw()).decode()
+
+    def sign(self, text: bytes) -> str:
+        return base64.b64encode(self.private.sign(text)).decode()
+
+    def join(self, world: World, at: dt.datetime, signs: Key | None = None) -> str:
+        token = services.issue_join_token(world.hosts["alpha"], now=at)
+        signature = (signs or self).sign(keys.join_text("alpha", token))
+        return agent_api.join(JoinRequest(1, token, "alpha", "i", "boot", self.public, signature), at).credential
+
+
+def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
+    mine, stolen = Key(), Key()
+    with pytest.raises(AgentRefused, match="private half of public_key"):
+        stolen.join(world, world.now, signs=mine)
+    assert Host.objects.get(name="alpha").public_key == ""
+    mine.join(world, world.now)
+    assert Host.objects.get(name="alpha").public_key == mine.public
+
+
+def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(world: World) -> None:
+    host, key = world.hosts["alpha"], Key()
+    old = key.join(world, world.now)
+    assert agent_api.desired(host.pk, world.now).challenge == ""
+    later = world.now + CREDENTIAL_LIFE * 0.7
+    asked = agent_api.desired(host.pk, later)
+    assert asked.challenge and asked.credential == "", "not given to whoever has the old one"
+    assert agent_api.desired(host.pk, later + SECOND).challenge == asked.challenge, "one signature is enough"
+    right = Proof(asked.challenge, key.sign(keys.renewal_text(asked.challenge)))
+    for wrong, said in (
+        (Proof(asked.challenge, Key().sign(keys.renewal_text(asked.challenge))), "not one made with the key"),
+        (Proof(asked.challenge, "no base64"), "not one made with the key"),
+        (Proof(asked.challenge.replace("gpc.", "gpc.1"), right.signature), "not of this host's"),
+        (Proof("gpc.1.²³.x", right.signature), "not of this host's"),
+        (Proof("", right.signature), "not of this host's"),
+    ):
+        with pytest.raises(AgentRefused, match=said):
+            agent_api.prove(host.pk, wrong, later)
+    with pytest.raises(AgentRefused, match="too old"):
+        agent_api.prove(host.pk, right, later + 11 * MINUTE)
+    new, expires = agent_api.prove(host.pk, right, later)
+    assert expires == (later + CREDENTIAL_LIFE).timestamp()
+    assert agent_api.authenticate(new, later) == host.pk and agent_api.authenticate(old, later) is None
+    with pytest.raises(AgentRefused, match="not of this host's"):
+        agent_api.prove(host.pk, right, later)  # said again: the challenge was to the credential before
+
+
+def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does_not(world: World) -> None:
+    host, key = world.hosts["alpha"], Key()
+    old = key.join(world, world.now)
+    late = world.now + dt.timedelta(days=5)
+    assert agent_api.authenticate(old, late) is None
+
+    def renew(at: dt.datetime, credential: str = old, signs: Key = key) -> str:
+        challenge = agent_api.renew(credential, RenewRequest(1), at).challenge
+        signed = RenewRequest(1, challenge, signs.sign(keys.renewal_text(challenge)))
+        return agent_api.renew(credential, signed, at).credential
+
+    for late_or_strange in (
+        lambda: renew(late, old + "x"), lambda: renew(late, signs=Key()), lambda: renew(world.now + dt.timedelta(days=40)),
+    ):  # fmt: skip
+        with pytest.raises(AgentRefused):
+            late_or_strange()
+    new = renew(late)
+    assert agent_api.authenticate(new, late) == host.pk
+    services.revoke_credential(host, now=late)
+    with pytest.raises(AgentRefused):
+        renew(late, new)
+
+
 def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     with pytest.raises(AgentRefused, match="version: 2; allowed: 1"):
@@ -169,7 +294,7 @@ def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
     agent.boot_id, agent.runs = "next boot", {}
-    agent.sync(world.now + MINUTE)
+    agent.sync(world.now + 2 * MINUTE)
     workload.refresh_from_db()
     assert workload.state == "queued" and Allocation.objects.get().end_code == Code.HOST_LOST
 

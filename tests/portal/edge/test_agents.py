@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 
 import aiohttp
 import pytest
 import redis
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.utils import timezone
 
 from agent import protocol
@@ -76,6 +78,65 @@ async def test_a_revoked_agent_is_cut_on_its_open_connection(place: Place, agent
     assert not refused.retry
     assert agent.socket is not None
     assert (await agent.socket.receive()).type is aiohttp.WSMsgType.CLOSE
+
+
+async def test_a_revoked_agent_is_cut_within_a_quarter_of_a_second(agent: SmallAgent) -> None:
+    taken = []
+    for number in range(5):
+        agent.credential = await rows(give_credential, agent.host)
+        await agent.connect()
+        await agent.say(observed(number + 1))
+        await agent.hear()
+        began = time.monotonic()
+        await rows(revoke, agent.host)
+        await agent.hear_refusal()
+        taken.append(time.monotonic() - began)
+        await agent.close()
+    assert sorted(taken)[2] < 0.25, taken
+
+
+async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_connection(agent: SmallAgent) -> None:
+    key = Ed25519PrivateKey.generate()
+    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
+    await agent.connect()
+    await agent.say(observed())
+    asked = await agent.hear()
+    assert asked.challenge and not asked.credential
+    signature = base64.b64encode(key.sign(f"gpupool renew {asked.challenge}".encode())).decode()
+    await agent.say(protocol.Proof(asked.challenge, signature))
+    given = await agent.hear()
+    assert given.credential and given.credential_expires_at > soon.timestamp()
+    await agent.close()
+    later = SmallAgent(agent.place, agent.host, given.credential)
+    await later.connect()
+    await later.say(observed(2))
+    assert isinstance(await later.hear(), protocol.Desired)
+    await later.say(protocol.Proof(asked.challenge, signature))
+    assert "not of this host's last credential" in (await later.hear_refusal()).reason
+    await later.close()
+
+
+async def test_a_host_whose_credential_ran_out_signs_for_a_new_one_over_http(place: Place, agent: SmallAgent) -> None:
+    key = Ed25519PrivateKey.generate()
+    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now(), public_key=public)
+    url, headers = place.url + protocol.RENEW_PATH, {"Authorization": f"Bearer {agent.credential}"}
+    assert (await place.session.post(url, json={"version": 1})).status == 401
+    assert (await place.session.post(url, headers=headers, data="no JSON")).status == 400
+    assert (await place.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})).status == 403
+    asked = await (await place.session.post(url, headers=headers, json={"version": 1})).json()
+    signature = base64.b64encode(key.sign(f"gpupool renew {asked['challenge']}".encode())).decode()
+    said = {"version": 1, "challenge": asked["challenge"], "signature": signature}
+    wrong = await place.session.post(url, headers=headers, json={**said, "signature": "AAAA"})
+    assert wrong.status == 403 and "not one made with the key" in (await wrong.json())["reason"]
+    given = await (await place.session.post(url, headers=headers, json=said)).json()
+    again = SmallAgent(place, agent.host, given["credential"])
+    await again.connect()
+    await again.say(observed())
+    assert isinstance(await again.hear(), protocol.Desired)
+    await again.close()
 
 
 async def test_a_revoked_agent_is_cut_at_its_next_sync_when_the_nudge_is_lost(agent: SmallAgent) -> None:

@@ -115,6 +115,11 @@ def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -
     )
     shown = signed_in(world.operator).get(page).content.decode()
     assert "another agent is connected as alpha" in shown and "boot 7" in shown
+    assert "quarantined" not in shown, "it was turned away for once"
+    for code in ("agent_copy", "agent_second"):
+        engine.note_refused_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
+        shown = signed_in(world.operator).get(page).content.decode()
+        assert "It is quarantined" in shown and "make a new join token below" in shown
 
 
 def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:

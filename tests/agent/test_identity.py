@@ -1,0 +1,96 @@
+"""Who a host is: a key pair of its own, a credential that is renewed with it, and copies of its state folder that show."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from agent import keys
+from agent.state import STARTS_KEPT, Starts, read_json
+from tests.agent.conftest import AgentProcess, MakeAgent
+from tests.agent.fake_edge import TOKEN, FakeEdge
+
+
+def is_signed(public_key: str, signature: str, text: bytes) -> bool:
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key))
+    key.verify(base64.b64decode(signature), text)  # raises where it is not
+    return True
+
+
+async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(edge: FakeEdge, agent: AgentProcess) -> None:
+    (asked,) = edge.joins
+    assert is_signed(asked.public_key, asked.signature, keys.join_text("h1", TOKEN))
+    file = agent.state / "host.key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() not in (asked.public_key, str(dataclasses.asdict(asked)))
+    assert file.read_text() not in str(read_json(agent.state / "identity.json"))
+
+
+async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(edge: FakeEdge, agent: AgentProcess) -> None:
+    edge.challenge = "gpc.1.2.something"
+    await edge.push()
+    await edge.until(lambda: edge.proofs)
+    said = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > said + 3)
+    (proof,) = edge.proofs
+    assert proof.challenge == edge.challenge
+    assert is_signed(edge.joins[0].public_key, proof.signature, keys.renewal_text(edge.challenge))
+    await edge.send(dataclasses.replace(edge.desired(), credential="next", credential_expires_at=time.time() + 9))
+    await edge.until(lambda: (read_json(agent.state / "identity.json") or {})["credential"] == "next")
+
+
+async def test_a_host_whose_credential_ran_out_comes_back_with_its_key_and_without_a_token(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    edge.credentials.clear()
+    said = len(edge.observed)
+    for socket in list(edge.sync_sockets):
+        await socket.close()
+    await edge.until(lambda: len(edge.observed) > said)
+    assert len(edge.joins) == 1
+    last = edge.renewals[-1]
+    assert is_signed(edge.joins[0].public_key, last.signature, keys.renewal_text("sign me"))
+
+
+async def test_a_key_that_others_may_read_is_not_used(edge: FakeEdge, agent: AgentProcess) -> None:
+    (agent.state / "host.key").chmod(0o640)
+    try:
+        await keys.sign(agent.state / "host.key", b"text")
+    except keys.NoKey as problem:
+        assert "0600" in str(problem)
+    else:
+        raise AssertionError("it was used")
+
+
+async def test_each_start_says_which_one_the_server_knew_before_it(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    agent = await make_agent()
+    first = edge.observed[-1]
+    assert first.starts_before == []
+    await edge.until(lambda: edge.observed[-1].starts_before == [first.start], 5)
+    await agent.kill()
+    shutil.copytree(agent.state, tmp_path / "copy")
+    await agent.start()
+    second = edge.observed[-1]
+    assert second.start != first.start and second.starts_before == [first.start]
+    await agent.kill()
+    copied = await make_agent(state="copy")
+    assert edge.observed[-1].starts_before == [first.start], "it does not know of the second start"
+    await copied.kill()
+
+
+def test_starts_that_never_reached_the_server_do_not_push_out_the_one_that_did(tmp_path: Path) -> None:
+    known = Starts(tmp_path / "starts")
+    known.known()
+    size = (tmp_path / "starts").stat().st_size
+    last = [Starts(tmp_path / "starts") for _ in range(3 * STARTS_KEPT)][-1]
+    assert last.before[0] == known.now and len(last.before) == STARTS_KEPT
+    assert (tmp_path / "starts").stat().st_size == size, "written in place, also on a full disk"
+    last.known()
+    assert Starts(tmp_path / "starts").before == [last.now]
