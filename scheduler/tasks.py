@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, diagnostics, engine, estimates, nudge, quota_hours, releases, retention
+from scheduler import clock, diagnostics, engine, estimates, nudge, quota_hours, releases, retention, wall_clock
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
@@ -27,6 +27,7 @@ def run_cycle() -> None:
 def sweep() -> None:
     """The safety net: the same work, whether or not any nudge arrived."""
     now = timezone.now()
+    wall_clock.look(now, wall_clock.uptime())
     clock.stop_after_notice(now)
     clock.stop_at_time_limits(now)
     clock.give_up_starts(now)
@@ -39,6 +40,7 @@ def sweep() -> None:
 def watch_hosts() -> None:
     """Leases of hosts, and maintenance windows."""
     now = timezone.now()
+    wall_clock.look(now, wall_clock.uptime())
     clock.watch_hosts(now)
     clock.maintenance_clock(now)
 

@@ -1,0 +1,443 @@
+"""A GPU host in virtual time: the real agent on clocks, processes and a disk that the simulation holds in its hands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import agent.daemon
+import agent.runs
+import agent.state
+import agent.volumes
+from agent.cgroups import Cgroups
+from agent.daemon import Agent, Options
+from agent.launchers import Plain
+from agent.locks import HeldLocks
+from agent.protocol import FRAMES_DOWN, Desired, EnvironmentSeen, Refused, RunWanted, decode, encode
+from agent.runs import ACKNOWLEDGEMENT, Run, Runs
+from agent.simulated_nvml import SimulatedMeter
+from agent.state import State, read_json
+from agent.tenants import Place
+from agent.trees import Trash
+
+if TYPE_CHECKING:
+    from benchmarks.virtual.world import World
+
+LOOK_SECONDS = 0.5
+SHIM_TICK_SECONDS = 0.25
+FIRST_PID = 1 << 30  # no real process has such a number
+RETRY_SECONDS = 1.0
+PLENTY = 1 << 40
+
+
+class Killed(BaseException):
+    """SIGKILL, in the middle of whatever the agent did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What a workload does when left alone, asked to save, and told to stop. Seconds; None is never."""
+
+    runs: float
+    exit_code: int = 0
+    saves_after: float | None = 1.0
+    leaves_after: float | None = 0.5
+
+
+@dataclass
+class Shim:
+    """A workload with the shim that keeps it. The rules are those of ``agent/shim.py``."""
+
+    machine: Machine
+    run: Run
+    wanted: RunWanted
+    habits: Habits
+    pid: int
+    locks: list[int]  # open lock files that it inherited
+    alive_file: int
+    started: float | None = None  # machine's boottime
+    kept: bool = True  # the shim itself lives
+    lives: bool = True  # processes of the workload, or what is to become of them
+    noticed_at: float | None = None
+    saved: bool = False
+    cause: str = ""
+    stop_outcome: str = ""
+    stop_whatever: bool = False
+    told_to_go: float | None = None
+    kill_at: float | None = None
+    killed: bool = False
+
+    def tick(self) -> None:
+        """One look at its files and clocks."""
+        if not self.kept:
+            return
+        now, folder = self.machine.boottime(), self.run.folder
+        if self.started is None:
+            self.started = now
+            self.machine.note_started(self)
+            self._write("shim.json", self._about(started_at=self.machine.wall()))
+        order = read_json(folder / "order.json") or {}
+        if order.get("notice") and self.noticed_at is None:
+            self.noticed_at = now
+        elif not order.get("notice"):
+            self.noticed_at = None
+        if order.get("stop") and not self.cause:
+            self.stop_outcome, self.stop_whatever = order["stop"]["outcome"], order["stop"]["whatever"]
+            self._stop("stop", order["stop"]["grace_seconds"])
+        self._save(now)
+        if not self.cause:
+            lease = _lease(folder)
+            limit = self.wanted.max_runtime_seconds
+            if limit and now >= self.started + limit:
+                self._stop("time_limit", self.wanted.grace_seconds)
+            elif lease is not None and now >= lease:
+                self._stop("lease_lost", self.wanted.grace_seconds)
+        self._leave(now)
+
+    def _save(self, now: float) -> None:
+        due = self.noticed_at is not None and self.habits.saves_after is not None
+        if due and not self.saved and now >= (self.noticed_at or 0.0) + (self.habits.saves_after or 0.0):
+            self.saved = True
+            word = self.machine.checkpoint_of(self.wanted.workload) / ACKNOWLEDGEMENT
+            word.touch()
+            os.utime(word, (self.machine.wall(), self.machine.wall()))
+
+    def _stop(self, cause: str, grace: float) -> None:
+        self.cause, self.told_to_go = cause, self.machine.boottime()
+        self.kill_at = self.machine.boottime() + grace
+        self._write("stopping.json", {"cause": cause})
+
+    def _leave(self, now: float) -> None:
+        assert self.started is not None
+        by_itself = now >= self.started + self.habits.runs
+        obeys = self.told_to_go is not None and self.habits.leaves_after is not None
+        obedient = obeys and now >= (self.told_to_go or 0.0) + (self.habits.leaves_after or 0.0)
+        self.killed = not (by_itself or obedient) and self.kill_at is not None and now >= self.kill_at
+        if by_itself or obedient or self.killed:
+            self.end(by_itself)
+
+    def end(self, by_itself: bool) -> None:
+        """The last process is gone, and the shim says how it was."""
+        code = self.habits.exit_code if by_itself else 137 if self.killed else 143
+        ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
+        self._write("exit.json", {"outcome": self._outcome(code), **ended})
+        self.kept = False
+        self.vanish()
+
+    def _outcome(self, code: int) -> str:
+        if self.cause in ("lease_lost", "time_limit"):
+            return self.cause
+        saved = self.noticed_at is not None and self.saved
+        if self.cause == "stop":
+            if self.stop_whatever:
+                return self.stop_outcome
+            return "killed_at_grace" if self.killed else "checkpointed" if saved else self.stop_outcome
+        return "checkpointed" if saved else "finished" if code == 0 else "failed"
+
+    def vanish(self) -> None:
+        """No process is left: the locks that they held are free."""
+        if self.lives:
+            self.lives = False
+            for descriptor in self.locks:
+                os.close(descriptor)
+        self.lose_keeper()
+
+    def lose_keeper(self) -> None:
+        """The shim is gone; what it kept may live on."""
+        self.kept = False
+        if self.alive_file >= 0:
+            os.close(self.alive_file)
+            self.alive_file = -1
+
+    def _about(self, **also: Any) -> dict[str, Any]:
+        return {"pid": self.pid, "start_ticks": self.pid, "boot_id": self.machine.boot_id, **also}
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        if self.run.folder.exists():
+            agent.state.write_text(self.run.folder / name, json.dumps(value))
+
+
+class VirtualRuns(Runs):
+    """The real bookkeeping; processes are the machine's."""
+
+    machine: Machine
+
+    def free_bytes(self) -> int:
+        return 0 if self.machine.disk_is_full else PLENTY
+
+    async def _spawn(self, run: Run, wanted: RunWanted, held: HeldLocks, place: Place) -> None:
+        alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
+
+    def _order(self, run: Run, order: dict[str, Any]) -> None:
+        agent.state.write_json(run.folder / "order.json", order)
+
+    def _kill_rest(self, run: Run) -> bool:
+        found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]
+        for shim in found:
+            shim.vanish()
+        return bool(found)
+
+
+@dataclass
+class Machine:
+    """One host. ``name`` is also its row's."""
+
+    world: World
+    name: str
+    models: list[str]
+    slices: dict[int, list[str]]
+    folder: Path
+    host: int = 0  # its row
+    boots: int = 1
+    booted_at: float = 0.0
+    wall_offset: float = 0.0
+    disk_is_full: bool = False
+    doom: int = 0  # writes that the agent still makes before it is killed; 0: it is not
+    shims: list[Shim] = field(default_factory=list)
+    agent: Agent | None = None
+    agents: int = 0  # how many there were: a timer of an earlier one is nothing to the present one
+    connection: int = 0  # 0: none
+    connections: int = 0
+    sequence: int = 0
+    sent_at: dict[int, float] = field(default_factory=dict)
+    next_observed: float = 0.0
+    starts: dict[str, int] = field(default_factory=dict)  # per run, how often it was started
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name} {self.boots}"
+
+    def boottime(self) -> float:
+        return 100.0 + self.world.timeline.now - self.booted_at
+
+    def wall(self) -> float:
+        return self.world.epoch + self.world.timeline.now + self.wall_offset
+
+    def checkpoint_of(self, workload: str) -> Path:
+        """Shared by all hosts, as homes are."""
+        return (self.world.homes / ".checkpoints" / workload).resolve()
+
+    # -- its agent --------------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """As whoever keeps it would: nothing when it runs."""
+        if self.agent is not None:
+            return
+        with self.inside():
+            state = State(self.folder)
+            meter = SimulatedMeter(self.name, self.models, self.slices, self.folder)
+            hardware = self.world.wait(meter.hardware())
+            runs = VirtualRuns(
+                state, Plain(), hardware, homes=self.world.homes, locks_folder=self.folder / "locks", exposed=[],
+                cgroups=Cgroups(Path(os.devnull)),
+            )  # fmt: skip
+            runs.machine = self
+            options = Options("http://edge", "", self.name, 5.0, False)
+            self.agent = Agent(options, state, Plain(), meter, hardware, runs, [])
+            self.agents += 1
+            self.sequence, self.connection = 0, 0
+            runs.adopt()
+        number = self.agents
+        self._every(LOOK_SECONDS, number, self.look)
+        self.connect(number)
+
+    def _every(self, seconds: float, number: int, act: Callable[[], None]) -> None:
+        def again() -> None:
+            if self.agent is not None and self.agents == number:
+                self.alive(act)
+                self.world.timeline.after(seconds, again)
+
+        self.world.timeline.after(seconds * self.world.dice.random(), again)
+
+    def alive(self, act: Callable[[], None]) -> None:
+        """Have the agent do something; it may be killed in the middle."""
+        with self.inside():
+            try:
+                act()
+            except Killed:
+                self.world.timeline.tell(f"{self.name}: its agent is killed between two writes")
+                self.lose_agent()
+
+    def lose_agent(self) -> None:
+        """SIGKILL: what it had open is closed, what it kept goes on."""
+        if self.agent is not None:
+            self.agent.state._lock.close()
+            self.agent, self.connection, self.doom = None, 0, 0
+
+    def connect(self, number: int) -> None:
+        """Dial the edge until it answers."""
+        if self.agent is None or self.agents != number or self.connection:
+            return
+        if self.name in self.world.network.cut or not self.world.site.edge_is_up:
+            self.world.timeline.after(RETRY_SECONDS, lambda: self.connect(number))
+            return
+        self.connections += 1
+        self.connection = self.connections
+        self.sent_at.clear()
+        self.next_observed = 0.0
+        with self.inside():
+            self.agent.on_connect()
+
+    def disconnect(self) -> None:
+        """The line breaks; another is dialled."""
+        if self.agent is not None and self.connection:
+            self.connection = 0
+            with self.inside():
+                self.agent.on_disconnect()
+            number = self.agents
+            self.world.timeline.after(RETRY_SECONDS * self.world.dice.random(), lambda: self.connect(number))
+
+    def look(self) -> None:
+        """What the agent's loops do between frames, and then what they say."""
+        assert self.agent is not None
+        if self.agent.runs.look():
+            self.agent.changed = True
+        if self.agent.runs.waits_for_units or self.agent._something_to_forget():
+            self.world.wait(self.agent._reconcile())
+        now = self.boottime()
+        if self.connection and (self.agent.changed or now >= self.next_observed):
+            self.agent.changed = False
+            self.next_observed = now + self.agent.poll_seconds
+            self.say()
+
+    def say(self) -> None:
+        """A whole report."""
+        assert self.agent is not None
+        self.sequence += 1
+        observed = self.agent.observed(self.sequence)
+        self.sent_at[self.sequence] = self.boottime()
+        text, connection = encode(observed), self.connection
+        self.agent.on_observed_sent(observed)
+        self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
+
+    def hear(self, connection: int, text: str) -> None:
+        """A frame of the edge arrives."""
+        if self.agent is None or connection != self.connection:
+            return  # of a line that is gone
+        frame = decode(text, FRAMES_DOWN)
+        if isinstance(frame, Refused):
+            self.world.timeline.tell(f"{self.name}: refused, {'come back' if frame.retry else frame.reason}")
+            self.disconnect()
+        elif isinstance(frame, Desired):
+            at = self.sent_at.get(frame.answers, 0.0) if frame.answers else self.boottime()
+            heard, running = self.agent, frame
+            self.alive(lambda: self.world.wait(heard.on_desired(running, at)))
+
+    # -- its processes -----------------------------------------------------------------------------------------------------
+
+    def spawn(self, run: Run, wanted: RunWanted, locks: list[int], alive: int) -> None:
+        """The agent has started a shim; it takes a moment until it is there."""
+        habits = self.world.habits[wanted.command]
+        shim = Shim(self, run, wanted, habits, FIRST_PID + len(self.shims), locks, alive)
+        self.shims.append(shim)
+
+        def tick() -> None:
+            with self.inside():
+                shim.tick()
+            if shim.kept:
+                self.world.timeline.after(SHIM_TICK_SECONDS, tick)
+
+        self.world.timeline.after(self.world.dice.uniform(0.02, 0.4), tick)
+
+    def note_started(self, shim: Shim) -> None:
+        """Its workload runs from now on."""
+        self.world.promises.stale = True
+        self.starts[shim.run.id] = self.starts.get(shim.run.id, 0) + 1
+        self.world.timeline.tell(f"{self.name}: {shim.wanted.command} starts, attempt {shim.wanted.attempt}")
+
+    @property
+    def living(self) -> list[Shim]:
+        """Those whose workload has processes."""
+        return [shim for shim in self.shims if shim.lives and shim.started is not None]
+
+    def reboot(self) -> None:
+        """Nothing of before runs any more."""
+        self.lose_agent()
+        for shim in self.shims:
+            shim.vanish()
+        self.boots += 1
+        self.booted_at = self.world.timeline.now
+        self.world.timeline.after(self.world.dice.uniform(1, 20), self.start_agent)
+
+    def is_alive(self, pid: int, _: int) -> bool:
+        """Does the shim with this pid live?"""
+        return any(shim.kept and shim.pid == pid for shim in self.shims)
+
+    def switch_off(self) -> None:
+        """The simulation is over: nothing stays open."""
+        self.lose_agent()
+        for shim in self.shims:
+            shim.vanish()
+
+    # -- what the agent takes for the system ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Code of the agent that runs in here finds this machine's clocks, processes and boot."""
+        before, self.world.here = self.world.here, self
+        try:
+            yield
+        finally:
+            self.world.here = before
+
+    def written(self) -> None:
+        """Called before and after each write of the agent: one of these may be its last moment."""
+        if self.doom:
+            self.doom -= 1
+            if not self.doom:
+                raise Killed
+
+
+def _lease(folder: Path) -> float | None:
+    try:
+        return float((folder / "lease").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def machines_instead_of_this_one(world: World) -> Iterator[None]:
+    """Within it, the agent's modules ask the machine that is `here` for times, processes and files."""
+
+    def here() -> Machine:
+        assert world.here is not None, "the agent runs only on a machine"
+        return world.here
+
+    def write_json(path: Path, value: Any) -> None:
+        here().written()
+        agent.state.write_text(path, json.dumps(value))
+        here().written()
+
+    clock = types.SimpleNamespace(time=lambda: here().wall(), monotonic=lambda: here().boottime())
+    tree = types.SimpleNamespace(
+        is_alive=lambda pid, ticks: here().is_alive(pid, ticks), scan=dict, environment_value=lambda pid, name: None
+    )
+    nothing = EnvironmentSeen(python="3")
+    with contextlib.ExitStack() as stack:
+        for module in (agent.runs, agent.daemon):
+            for name, value in (
+                ("boottime", lambda: here().boottime()),
+                ("boot_id", lambda: here().boot_id),
+                ("time", clock),
+                ("processes", tree),
+                ("write_json", write_json),
+            ):
+                stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(mock.patch.object(agent.state, "write_json", write_json))
+        stack.enter_context(mock.patch.object(agent.state, "sync_folder", lambda path: None))
+        stack.enter_context(
+            mock.patch.object(Trash, "throw", lambda trash, path: shutil.rmtree(path, ignore_errors=True))
+        )
+        stack.enter_context(mock.patch.object(agent.volumes, "environment", lambda exposed: nothing))
+        yield

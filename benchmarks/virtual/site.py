@@ -1,0 +1,277 @@
+"""The control plane in virtual time: the edge, two engines, the ticks and the people, over real PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
+
+from django.db import transaction
+
+from agent.protocol import FRAMES_UP, Desired, Refused, decode, encode
+from benchmarks.virtual.machine import Habits, Machine
+from scheduler import agent_api, clock, leadership, nudge, releases, services, snapshot, wall_clock
+from scheduler.apply import StaleEpoch, apply
+from scheduler.core.model import Plan, Priority, Snapshot
+from scheduler.core.planner import plan
+from scheduler.core.verify import violations
+from scheduler.models import Host, Reservation, Workload
+from scheduler.states import WorkloadState
+
+if TYPE_CHECKING:
+    from benchmarks.virtual.world import World
+
+T = TypeVar("T")
+NUDGE_SECONDS = 0.02
+SWEEP_SECONDS = 3.0
+TICK_SECONDS = 2.0
+
+
+class Undone(Exception):
+    """PostgreSQL went away before the commit."""
+
+
+@dataclasses.dataclass
+class Engine:
+    """One process that decides. It plans at one moment and commits at another, which may be long after."""
+
+    site: Site
+    number: int
+    lives: int = 1
+    frozen_until: float = 0.0
+    busy: bool = False
+
+    @property
+    def holder(self) -> str:
+        return f"engine {self.number}, life {self.lives}"
+
+    def wake(self) -> None:
+        """A nudge or the sweep."""
+        timeline = self.site.world.timeline
+        if self.busy or timeline.now < self.frozen_until:
+            return
+        now = self.site.now()
+        epoch = self.site.commit(lambda: leadership.lead(self.holder, now))
+        if epoch is None:
+            return
+        self.site.commit(lambda: releases.settle(now))
+        taken = dataclasses.replace(snapshot.take(None, now), epoch=epoch)
+        planned = plan(taken, snapshot.seconds(now))
+        for sentence in violations(taken, planned, snapshot.seconds(now)):
+            self.site.world.promises.broken(f"a plan breaks a promise: {sentence}")
+        self.busy, life = True, self.lives
+        timeline.after(self.site.thinking(), lambda: self._commit(planned, taken, life))
+
+    def _commit(self, planned: Plan, taken: Snapshot, life: int) -> None:
+        timeline = self.site.world.timeline
+        if life != self.lives:
+            return  # it was killed meanwhile
+        if timeline.now < self.frozen_until:
+            timeline.after(self.frozen_until - timeline.now, lambda: self._commit(planned, taken, life))
+            return
+        self.busy = False
+        try:
+            applied = self.site.commit(lambda: apply(planned, taken, self.site.now()))
+        except StaleEpoch:
+            timeline.tell(f"engine {self.number}: its plan comes too late")
+            return
+        if applied is not None and (applied.accepted or applied.rejected):
+            timeline.tell(f"engine {self.number}: {len(applied.accepted)} accepted, {len(applied.rejected)} not")
+
+    def kill(self) -> None:
+        """What it planned is gone; another process takes its place."""
+        self.lives, self.busy = self.lives + 1, False
+
+
+class Site:
+    """Everything of the control plane that is not a row."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.wall_offset = 0.0
+        self.edge_is_up = True
+        self.hints_arrive = True
+        self.answered: dict[str, int] = {}
+        self.engines = [Engine(self, 1), Engine(self, 2)]
+        self.jobs = 0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
+
+    def begin(self) -> None:
+        """The ticks and sweeps begin."""
+        self._every(TICK_SECONDS, self.tick)
+        for engine in self.engines:
+            self._every(SWEEP_SECONDS, engine.wake)
+
+    def _every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            act()
+            self.world.timeline.after(seconds, again)
+
+        self.world.timeline.after(seconds * self.world.dice.random(), again)
+
+    def commit(self, act: Callable[[], T]) -> T | None:
+        """One transaction of the server. Now and then the database is killed just before the commit: then nothing was."""
+        try:
+            with transaction.atomic():
+                answer = act()
+                if self.world.unlucky(0.01):
+                    raise Undone
+            self.world.promises.stale = True
+        except Undone:
+            self.world.timeline.tell("the database goes away before a commit")
+            return None
+        return answer
+
+    def thinking(self) -> float:
+        """How long an engine takes from its snapshot to its commit."""
+        return self.world.dice.uniform(0.5, 7) if self.world.unlucky(0.05) else self.world.dice.uniform(0.01, 0.2)
+
+    def tick(self) -> None:
+        """What time alone brings about."""
+        now = self.now()
+        self.commit(lambda: wall_clock.look(now, wall_clock.Uptime("virtual", self.world.timeline.now)))
+        for work in (
+            clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts, clock.watch_hosts, clock.reservation_clock,
+        ):  # fmt: skip
+            self.commit(lambda work=work: work(now))  # type: ignore[misc]
+
+    # -- the edge ------------------------------------------------------------------------------------------------------------
+
+    def receive(self, machine: Machine, connection: int, text: str) -> None:
+        """A report arrives."""
+        if connection != machine.connection or not self.edge_is_up:
+            return
+        frame = decode(text, FRAMES_UP)
+        try:
+            desired = self.commit(lambda: agent_api.sync(machine.host, frame, self.now()))
+        except agent_api.AgentRefused as no:
+            refused = encode(Refused(no.reason, no.retry))
+            self.world.network.carry(machine.name, lambda: machine.hear(connection, refused))
+            return
+        if desired is None:
+            machine.disconnect()
+            return
+        self.answered[machine.name] = frame.sequence
+        self._send(machine, connection, desired)
+
+    def push(self, machine: Machine) -> None:
+        """Its desired state has changed without a report."""
+        if machine.connection and self.edge_is_up:
+            desired = self.commit(lambda: agent_api.desired(machine.host, self.now()))
+            if desired is not None:
+                self._send(machine, machine.connection, desired)
+
+    def _send(self, machine: Machine, connection: int, desired: Desired) -> None:
+        frame = encode(dataclasses.replace(desired, answers=self.answered.get(machine.name, 0)))
+        self.world.network.carry(machine.name, lambda: machine.hear(connection, frame))
+
+    def lose_edge(self, seconds: float) -> None:
+        """The edge is killed and started again: every line breaks."""
+        self.edge_is_up = False
+        for machine in self.world.machines:
+            self.answered.pop(machine.name, None)
+            machine.disconnect()
+
+        def back() -> None:
+            self.edge_is_up = True
+
+        self.world.timeline.after(seconds, back)
+
+    # -- hints ---------------------------------------------------------------------------------------------------------------
+
+    def _nudge_engine(self) -> None:
+        if self.hints_arrive and not self.world.unlucky(0.1):
+            self.world.timeline.after(NUDGE_SECONDS, self.world.dice.choice(self.engines).wake)
+
+    def _nudge_hosts(self, ids: Iterable[int]) -> None:
+        for machine in self.world.machines:
+            if machine.host in set(ids) and self.hints_arrive and not self.world.unlucky(0.1):
+                self.world.timeline.after(NUDGE_SECONDS, lambda machine=machine: self.push(machine))  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def hints(self) -> Iterator[None]:
+        """Within it, hints go through virtual time instead of Redis. One that is sent before its commit is only early."""
+        with (
+            mock.patch.object(nudge, "engine", self._nudge_engine),
+            mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),
+            mock.patch.object(nudge, "pages", lambda *topics: None),
+        ):
+            yield
+
+    # -- people --------------------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Somebody asks for something."""
+        dice = self.world.dice
+        self.jobs += 1
+        words = f"job {self.jobs}"
+        self.world.habits[words] = Habits(
+            runs=dice.choice((2.0, 8.0, 20.0, 60.0)),
+            exit_code=dice.choice((0, 0, 0, 1)),
+            saves_after=dice.choice((0.5, 2.0, None)),
+            leaves_after=dice.choice((0.2, 2.0, None)),
+        )
+        hosts = 2 if dice.random() < 0.2 else 1
+        columns: dict[str, Any] = {
+            "units": dice.choice((1, 1, 2, 4)), "hosts": hosts, "preemptible": dice.random() < 0.7,
+            "priority": dice.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)), "most_retries": dice.choice((0, 1)),
+            "max_runtime_seconds": dice.choice((30, 60, 120)),
+        }  # fmt: skip
+        whose = dice.randrange(len(self.world.projects))
+        workload = self.commit(
+            lambda: services.queue_workload(
+                kind="job", type="training", name=words, command=words, pool=self.world.pool, now=self.now(),
+                project=self.world.projects[whose], owner=self.world.owners[whose], models_wanted=[self.world.model],
+                **columns,
+            )
+        )  # fmt: skip
+        if workload is not None:
+            self.world.promises.accepted.append(workload.pk)
+        self.world.timeline.tell(f"{words}: {hosts} x {columns['units']}")
+
+    def cancel(self) -> None:
+        """An owner changes their mind."""
+        found = list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
+        if found:
+            chosen = self.world.dice.choice(found)
+            self.world.timeline.tell(f"{chosen.name}: cancelled while {chosen.state}")
+            self.commit(lambda: services.cancel_workload(chosen, now=self.now()))
+
+    def reserve(self) -> None:
+        """Somebody wants GPUs soon, for a while."""
+        dice, world = self.world.dice, self.world
+        start = (self.now() + timedelta(seconds=dice.choice((5, 20)))).replace(microsecond=0)
+        whose = dice.randrange(len(world.projects))
+        answer = self.commit(
+            lambda: services.confirm_reservation(
+                owner=world.owners[whose], project=world.projects[whose], pool=world.pool, name="a window", start=start,
+                end=start + timedelta(seconds=40), now=self.now(), units=dice.choice((1, 4)), models_wanted=[world.model],
+            )
+        )  # fmt: skip
+        if answer is not None and answer[0] is not None:
+            world.timeline.tell("a reservation is promised")
+
+    def close_or_open_a_host(self) -> None:
+        """An operator at work."""
+        machine = self.world.dice.choice(self.world.machines)
+        host = Host.objects.get(pk=machine.host)
+        verb = self.world.dice.choice((services.cordon_host, services.drain_host, None, None))
+        if verb is None:
+            self.commit(lambda: services.return_host(host, now=self.now()))
+        else:
+            self.commit(lambda: verb(host, reason="a fan", now=self.now()))
+        self.world.timeline.tell(f"{machine.name}: {verb.__name__ if verb else 'opened'}")
+
+    def give_everything_back(self) -> None:
+        """All is cancelled, every host is open."""
+        for reservation in Reservation.objects.filter(state__in=snapshot.PROMISED).order_by("pk"):
+            services.cancel_reservation(reservation, now=self.now())
+        for workload in Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"):
+            services.cancel_workload(workload, now=self.now())
+        for host in Host.objects.order_by("pk"):
+            services.return_host(host, now=self.now())

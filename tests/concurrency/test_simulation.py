@@ -1,0 +1,72 @@
+"""The control plane in virtual time: nothing promised is broken, one seed is one course, and planted bugs are found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from django.test.utils import override_settings
+
+from agent.protocol import Desired
+from agent.state import Generations
+from benchmarks.virtual.world import Course, live
+from scheduler import reconcile
+from scheduler.leases import LeaseRules
+
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+
+SEEDS = range(1, 11)  # at most so many are lived through until a planted bug shows
+
+
+@pytest.fixture(autouse=True)
+def short_leases() -> Iterator[None]:
+    with override_settings(GPUPOOL_LEASE_SECONDS=12):
+        yield
+
+
+def courses() -> Iterator[Course]:
+    return (live(seed) for seed in SEEDS)
+
+
+def found_in(words: str) -> str:
+    """The first violation with these words; '' when there is none."""
+    return next((sentence for course in courses() for sentence in course.violations if words in sentence), "")
+
+
+def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
+    course = live(1)
+    assert course.violations == []
+    assert course.steps > 1000
+    assert any("starts, attempt 2" in line for line in course.story), "nothing went wrong in it"
+
+
+def test_a_seed_is_lived_through_again_exactly() -> None:
+    first, again = live(2), live(2)
+    assert first.story == again.story
+    assert (first.digest, first.steps) == (again.digest, again.steps)
+    assert first.digest != live(3).digest
+
+
+def test_it_finds_an_agent_that_takes_a_stale_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Generations, "refusal", lambda self, generation, units: "")
+    assert found_in("times by one command") or found_in("its GPUs count as free")
+
+
+def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaseRules, "silent_seconds", lambda self, grace: self.suspect_seconds + 1)
+    assert found_in("its GPUs count as free")
+
+
+def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: set[str] = set()
+    whole = reconcile.desired
+
+    def forgetful(*given: object) -> Desired:
+        answer = whole(*given)  # type: ignore[arg-type]
+        wanted = [dataclasses.replace(run, verb="start") if run.run in said else run for run in answer.runs]
+        said.update(run.run for run in answer.runs if run.verb == "stop")
+        return dataclasses.replace(answer, runs=wanted)
+
+    monkeypatch.setattr(reconcile, "desired", forgetful)
+    assert found_in("in the end")
