@@ -155,7 +155,7 @@ class Cycle:
 
     def _evict_somebody(self, queued: Queued) -> bool:
         board = self.board
-        kinds = [k for k in board.kinds_for(queued.ask) if preempt.may_evict_somebody(board, queued, k)]
+        kinds = preempt.kinds_to_evict_on(board, queued)
         self._may_evict = bool(kinds)
         if not kinds or self._soon_free(queued):
             return False

@@ -153,7 +153,7 @@ class Ledger:
 
     def is_within_guarantee(self, team: int, model: str, need: int) -> bool:
         """Would the team, with ``need`` slots more, still hold no more than it is guaranteed?"""
-        return self.held[team, model] + need <= self.guarantee(team, model)
+        return self.held.get((team, model), 0) + need <= self.guarantee(team, model)
 
     def excess(self, team: int, model: str) -> int:
         """Slots above the guarantee that are not already leaving: what others may reclaim. What this plan gives the

@@ -221,10 +221,11 @@ class TeamLine:
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
         given_up: dict[int, int] = {}  # group -> from which member on
+        whole, partly = self.hopeless.whole, self.hopeless.partly  # empty as long as everybody is told why
         while heap:
             place, workload, number, at = heap[0]
             group = groups[number]
-            if self.hopeless.whole(group):
+            if whole and id(group) in whole:
                 heapq.heappop(heap)
                 given_up[number] = at
                 continue
@@ -235,7 +236,7 @@ class TeamLine:
                 heapq.heappop(heap)
             if workload in elsewhere:
                 continue
-            if self.hopeless.has(group, queued):
+            if partly and self.hopeless.has(group, queued):
                 self.skipped[id(group)] = queued
                 continue
             for other, reached in given_up.items():
@@ -270,8 +271,8 @@ class Hopeless:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self._whole: set[int] = set()
-        self._from: dict[int, list[tuple[int, int]]] = {}  # group -> (expected, longest) run times, in seconds
+        self.whole: set[int] = set()
+        self.partly: dict[int, list[tuple[int, int]]] = {}  # group -> (expected, longest) run times, in seconds
 
     def note(self, group: Group, queued: Queued, alike: Alike) -> None:
         """A member got nothing, and so will those alike."""
@@ -280,15 +281,12 @@ class Hopeless:
             if group.lengths[0][0] >= expected and longest == 0:
                 alike = Alike.ALL  # nobody of the group is shorter
             else:
-                self._from.setdefault(id(group), []).append((expected, longest))
+                self.partly.setdefault(id(group), []).append((expected, longest))
         if alike is Alike.ALL:
-            self._whole.add(id(group))
-
-    def whole(self, group: Group) -> bool:
-        return id(group) in self._whole
+            self.whole.add(id(group))
 
     def has(self, group: Group, queued: Queued) -> bool:
-        known = self._from.get(id(group))
+        known = self.partly.get(id(group))
         if known is None:
             return False
         expected, longest = expected_seconds(queued), queued.max_runtime_seconds
@@ -422,9 +420,10 @@ class Line:
 
     def _claim_now(self, queued: Queued) -> int:
         ledger, best = self.board.ledger, 2
-        for kind in self.board.kinds_for(queued.ask):
+        ask = self.board.wanted(queued.ask)
+        for kind in ask.kinds:
             model = self.board.kinds[kind].model
-            if ledger.is_within_guarantee(queued.team, model, self.board.need_slots(queued.ask, kind)):
+            if ledger.is_within_guarantee(queued.team, model, ask.slots[kind]):
                 return 0
             if ledger.is_under_guarantee(queued.team, model):
                 best = 1

@@ -450,14 +450,16 @@ class Search:
         return -self.board.cost_list[victim], -self.board.running[victim].id
 
 
-def may_evict_somebody(board: Board, queued: Queued, kind: int) -> bool:
-    """A quick no for the many that could not evict anybody."""
-    if board.may_go(queued.team, kind, queued.priority):
-        return True
-    if queued.reservation is not None or kind not in board.borrowed_kinds:
-        return False
-    need = board.need_slots(queued.ask, kind)
-    return board.ledger.is_within_guarantee(queued.team, board.kinds[kind].model, need)
+def kinds_to_evict_on(board: Board, queued: Queued) -> list[int]:
+    """The kinds on which a workload might evict somebody: a quick no for the many that could not."""
+    ask, ledger = board.wanted(queued.ask), board.ledger
+    borrowed = board.borrowed_kinds if queued.reservation is None else frozenset[int]()
+    return [
+        kind
+        for kind in ask.kinds
+        if board.may_go(queued.team, kind, queued.priority)
+        or (kind in borrowed and ledger.is_within_guarantee(queued.team, board.kinds[kind].model, ask.slots[kind]))
+    ]
 
 
 def make_room(board: Board, queued: Queued, kind: int) -> RoomMade | None:
