@@ -212,7 +212,7 @@ class Agent:
 
     def _door(self, run_id: str) -> Path | None:
         run = self.runs.runs.get(run_id)
-        return run.socket if run is not None and run.is_notebook and not run.ended else None
+        return run.socket if run is not None and not run.ended else None
 
     def _note_change(self) -> None:
         self.changed = True

@@ -1,9 +1,13 @@
 #!/bin/sh
-# gpupool, as a workload finds it: says that its checkpoint is written. Everything else goes to the gpupool command line behind it
-# on PATH, where one is installed.
+# gpupool, as a workload finds it: says that its checkpoint is written, and lets its owner in to what it serves on a port. Everything
+# else goes to the gpupool command line behind it on PATH, where one is installed.
 set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "${1:-}" = door ]; then
+    shift
+    exec python3 "$here/../python/gpupool_contract.py" "$@"
+fi
 if [ "${1:-}" != checkpoint ]; then
-    here=$(cd "$(dirname "$0")" && pwd)
     IFS=:
     for folder in $PATH; do
         if [ "$folder" != "$here" ] && [ -x "$folder/gpupool" ]; then
@@ -11,7 +15,7 @@ if [ "${1:-}" != checkpoint ]; then
             exec "$folder/gpupool" "$@"
         fi
     done
-    echo "gpupool: in this workload there is only: gpupool checkpoint done" >&2
+    echo "gpupool: in this workload there is only: gpupool checkpoint done, gpupool door PORT" >&2
     exit 2
 fi
 if [ "$#" -ne 2 ] || [ "$2" != done ]; then

@@ -91,7 +91,8 @@ class Run:
 
     @property
     def socket(self) -> Path:
-        return self.folder / "out" / "notebook.sock"
+        """Where it answers HTTP: a notebook always, a job if it wants to."""
+        return self.folder / "out" / ("notebook.sock" if self.is_notebook else "door.sock")
 
     def seen(self) -> RunSeen:
         """What the server is told of it."""
@@ -207,6 +208,8 @@ class Runs:
             run.shim = read_json(run.folder / "shim.json") or {}
             if "started_at" in run.shim and not run.is_notebook:
                 run.step = "running"
+        if not run.is_notebook and not run.ready:
+            run.ready = _is_socket(run.socket)
         run.stopping = run.stopping or (run.folder / "stopping.json").exists()
         if not self._shim_lives(run):
             self._bury(run)
@@ -492,6 +495,14 @@ class Runs:
         write_json(run.folder / "log_sent.json", {"offset": offset})
 
 
+def _is_socket(path: Path) -> bool:
+    """Is there a socket? The folder is the workload's: a link to one is none."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def _write_lease(folder: Path, until: float) -> None:
     """In place and always as long, so that a full disk does not end a workload. Not synced: after a crash nothing runs."""
     descriptor = os.open(folder / "lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -574,6 +585,7 @@ def _environment(wanted: RunWanted, view: View, mark: str, usual: dict[str, str]
         "GPUPOOL_ATTEMPT": str(wanted.attempt),
         **({} if wanted.array_index is None else {"GPUPOOL_ARRAY_INDEX": str(wanted.array_index)}),
         **gangs.facts(wanted, str(view.inbox / "hostfile")),
+        **({"GPUPOOL_DOOR": str(view.outbox / "door.sock")} if wanted.kind == "job" else {}),
         "GPUPOOL_NOTICE": str(view.inbox / "notice"),
         "GPUPOOL_CHECKPOINT_DIR": str(view.checkpoint),
         "GPUPOOL_SIMULATED_LOAD": str(view.outbox / "load"),

@@ -288,7 +288,7 @@ class NoticeDoor:
         if self.listener in readable:
             assert self.listener is not None
             try:
-                descriptor, _ = self.listener._accept()
+                descriptor, _ = self.listener._accept()  # type: ignore[attr-defined]
             except OSError:
                 return  # it hung up at once
             caller = _socket.socket(fileno=descriptor)
@@ -356,13 +356,13 @@ def listen_beside(pid: int) -> _socket.socket:
             os._exit(0)
     theirs.close()
     try:
-        said, rights, _, _ = ours.recvmsg(1000, _socket.CMSG_SPACE(4))
+        said, passed, _, _ = ours.recvmsg(1000, _socket.CMSG_SPACE(4))
     finally:
         ours.close()
         os.waitpid(child, 0)
-    if not rights:
+    if not passed:
         raise OSError(said.decode("utf-8", "replace") or "no answer")
-    listener = _socket.socket(fileno=array.array("i", rights[0][2])[0])
+    listener = _socket.socket(fileno=array.array("i", passed[0][2])[0])
     os.set_inheritable(listener.fileno(), False)
     listener.setblocking(False)
     return listener
@@ -488,10 +488,9 @@ class Shim:
     def keep(self) -> None:
         """Until no process of the workload is left."""
         while True:
-            callers = self.door.waits_for() if self.door is not None else []
-            readable, _, _ = select.select(
-                [self.wake, *callers] + ([self.pipe] if self.pipe is not None else []), [], [], self.wait()
-            )
+            waits_for: list[Any] = [self.wake, *(self.door.waits_for() if self.door is not None else [])]
+            waits_for += [self.pipe] if self.pipe is not None else []
+            readable, _, _ = select.select(waits_for, [], [], self.wait())
             if self.wake in readable:
                 self.drain_wake()
             self.drain_log()

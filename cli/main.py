@@ -358,6 +358,14 @@ def read_logs(session: Session, id_: str, follow: bool, attempt: int | None) -> 
     return None
 
 
+@command(job, "open")
+@click.argument("id_", metavar="ID")
+@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+def open_job(session: Session, id_: str, print_only: bool) -> None:
+    """Open what a job serves in the browser. The address works once, within a minute."""
+    _open(session, _found(session, id_), print_only)
+
+
 @command(job, "list")
 @click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
 def list_jobs(session: Session, everything: bool) -> None:
@@ -1093,3 +1101,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _complain(first: str, *more: str) -> None:
     print(f"gpupool: {first}", *(f"  {line}" for line in more), sep="\n", file=sys.stderr)
+
+
+# Its commands join these; it needs what is above.
+from cli import hosts as _commands_of_hosts  # noqa: E402, F401

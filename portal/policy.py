@@ -110,7 +110,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         "Only its owner, a lead of its team or an operator may change this workload.",
     ),
     "workload.relaunch": (changes_things & is_member, "Only members of its team may launch this workload again."),
-    "workload.open": (changes_things & is_owner & is_member, "Only its owner may open this notebook."),
+    "workload.open": (changes_things & is_owner & is_member, "Only its owner may open this."),
     "workload.logs": (
         is_active & (is_member | is_operator | is_auditor),
         "Only its team, operators and auditors may read these logs.",

@@ -14,7 +14,7 @@ from scheduler.states import RunState
 
 # Below the ports that Linux gives out by itself (32768 on). Two gangs that live on one host are never so many claims apart.
 FIRST_PORT = 20_000
-PORTS = 10_000
+PORTS = 5_000  # each has two: the rendezvous, and the next one for what it serves beside
 
 
 def is_gang(workload: Workload) -> bool:
@@ -35,7 +35,7 @@ def places(runs: Iterable[Run]) -> dict[int, GangWanted]:
     for gang, workload in gangs.items():
         mine = members[gang]
         told = [MemberWanted(run.host.name, address_of(run.host.hardware), workload.units) for run in mine]
-        port = FIRST_PORT + mine[0].generation % PORTS
+        port = FIRST_PORT + 2 * (mine[0].generation % PORTS)
         go = may_begin(mine)
         answer |= {run.pk: GangWanted(run.rank, told, port, go) for run in mine}
     return answer

@@ -31,7 +31,7 @@ NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
     "sandbox": ("bubblewrap", ("bwrap",)),
 }
-# The worked examples run in an environment of their own: see requirements/examples.txt.
+# The worked examples run in an environment of their own: see examples/requirements.txt.
 EXAMPLES = Path(__file__).resolve().parents[1] / ".gpupool" / "torch"
 EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "transformers", "ray": "ray"}
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "sandbox" not in missing and not _sandbox_works():
         missing["sandbox"] = "bubblewrap that may make user namespaces"
     missing |= {
-        mark: f"{package} in .gpupool/torch (requirements/examples.txt)"
+        mark: f"{package} in .gpupool/torch (examples/requirements.txt)"
         for mark, package in EXAMPLES_NEED.items()
         if not any(EXAMPLES.glob(f"lib/python*/site-packages/{package}/__init__.py"))
     }

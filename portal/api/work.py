@@ -205,7 +205,7 @@ class RelaunchWorkload(View):
 class OpenWorkload(View):
     @extend_schema(operation_id="workloads_open", request=Empty, responses=shapes.OpenShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """The address that opens a running notebook, once, within a minute."""
+        """The address that opens a running notebook, or what a job serves, once, within a minute."""
         workload = find(_rows(self), public_id=id)
         self.given(Empty)
         session = getattr(request, "session", None)

@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from portal import policy
 from portal.models import EntryCode, WorkspaceSession
 from scheduler import agent_api
-from scheduler.models import Run
+from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import RunState, WorkloadState
 
 
@@ -38,6 +38,15 @@ class Pass:
     run: str
     host: int
     secret: str
+    first_page: str = "/"  # where somebody who enters is led
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A one-time code was good: the new workspace session's token, and the page to begin with."""
+
+    token: str
+    first_page: str
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ def hashed(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def enter(label: str, code: str, now: dt.datetime) -> str | Denied:
-    """Spend a one-time code. Answers the new workspace session's token, or why not.
+def enter(label: str, code: str, now: dt.datetime) -> Entered | Denied:
+    """Spend a one-time code. Answers the new workspace session, or why not.
 
     Of two browsers that race with the same code one wins: the code is spent by compare-and-swap.
     """
@@ -75,7 +84,12 @@ def enter(label: str, code: str, now: dt.datetime) -> str | Denied:
             session_key_hash=found.session_key_hash,
             created_at=now,
         )
-    return token
+    return Entered(token, first_page(found.workload))
+
+
+def first_page(workload: Workload) -> str:
+    """JupyterLab of a notebook; what a job serves begins at its root."""
+    return "/lab" if workload.kind == WorkloadKind.NOTEBOOK else "/"
 
 
 def look_up(token_hashes: Iterable[str], now: dt.datetime) -> dict[str, Pass | Denied]:
@@ -115,6 +129,7 @@ def _decide(session: WorkspaceSession, run: Run | None) -> Pass | Denied:
         run=str(run.public_id),
         host=run.host_id,
         secret=agent_api.workspace_secret(run.public_id),
+        first_page=first_page(workload),
     )
 
 

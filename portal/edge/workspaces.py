@@ -35,7 +35,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from portal.edge import access, metrics, pages
-from portal.edge.access import Denied, No, Pass
+from portal.edge.access import Denied, Entered, No, Pass
 from portal.edge.activity import Activity
 from portal.edge.doors import Doors
 from portal.edge.streams import AgentConnector, StreamPool
@@ -49,7 +49,6 @@ SECRET_HEADER = "X-Gpupool-Secret"
 OUR_HEADERS = "x-gpupool-"
 ENTER_PATH = "/.gpupool/enter"
 OUR_PATHS = "/.gpupool"
-FIRST_PAGE = "/lab"
 LONGEST_TARGET = 16_000
 LARGEST_MESSAGE = 128 * 1024 * 1024  # one WebSocket message: an output cell with a large picture is one
 CUT_SECONDS = 0.1
@@ -152,16 +151,19 @@ class Workspaces:
         if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
             return pages.say(request, 503, "One moment", "This link works once, so it is not fetched ahead.")
         codes = request.query.getall("code", [])
-        entered: str | Denied = Denied(No.CODE)
+        entered: Entered | Denied = Denied(No.CODE)
         if len(codes) == 1 and 0 < len(codes[0]) <= 200:
             entered = await self._threads.run(access.enter, visit.label, codes[0], timezone.now())
-        if isinstance(entered, Denied):
+        if isinstance(entered, Entered):
+            page = entered.first_page
+        else:
             already = await self._doors.decide(visit.token) if visit.token else None
             if not (isinstance(already, Pass) and already.label == visit.label):
                 return pages.refusal(request, entered.why)
-        response = web.Response(status=303, headers={**pages.HEADERS, "Location": FIRST_PAGE})
-        if isinstance(entered, str):
-            response.set_cookie(COOKIE, entered, path="/", secure=True, httponly=True, samesite="Lax")
+            page = already.first_page
+        response = web.Response(status=303, headers={**pages.HEADERS, "Location": page})
+        if isinstance(entered, Entered):
+            response.set_cookie(COOKIE, entered.token, path="/", secure=True, httponly=True, samesite="Lax")
         return response
 
     # -- HTTP ----------------------------------------------------------------------------------------------------------

@@ -305,16 +305,16 @@ def keep_workload(*, actor: User, workload: Workload, seconds: int, now: datetim
 
 
 def open_workspace(*, actor: User, workload: Workload, session_key: str, now: datetime, via: str = "web") -> str:
-    """The URL that opens a running notebook on its own origin, with a one-time code that is good for a minute.
+    """The URL that opens what a running notebook or job serves, on its own origin, with a one-time code that is good for a minute.
 
     ``session_key`` is the portal session's: signing out there cuts the workspace too; empty for a token's caller.
     Raises Conflict when it does not run, NotAllowed.
     """
     policy.require(actor, "workload.open", workload)
-    if workload.kind != WorkloadKind.NOTEBOOK:
-        raise Conflict(f"{workload.name} is a job; only a notebook can be opened.")
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
-        raise Conflict(f"{workload.name} is {workload.state}; a notebook can be opened while it runs.")
+        raise Conflict(f"{workload.name} is {workload.state}; it can be opened while it runs.")
+    if workload.kind != WorkloadKind.NOTEBOOK and not _has_a_door(workload):
+        raise Conflict(f"{workload.name} is a job that serves nothing; one that listens on $GPUPOOL_DOOR can be opened.")
     code = secrets.token_urlsafe(32)
     with transaction.atomic():
         origin = workspace_origin(workload, now)
@@ -325,6 +325,11 @@ def open_workspace(*, actor: User, workload: Workload, session_key: str, now: da
         audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
     scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme
     return f"{scheme}://{origin.label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}/.gpupool/enter?code={code}"
+
+
+def _has_a_door(workload: Workload) -> bool:
+    """Does its first host answer?"""
+    return workload.runs.filter(attempt=workload.attempt, rank=0, ready_at__isnull=False).exists()
 
 
 def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:

@@ -70,14 +70,14 @@ def shown_state(workload: Workload) -> str:
     if workload.state == WorkloadState.QUEUED and workload.attempt:
         return "preempted"
     if workload.state == WorkloadState.ENDED:
-        return ended_state(workload.outcome)
+        return ended_state(workload.outcome, ran=workload.attempt > 0)
     return str(workload.state)
 
 
-def ended_state(outcome: str) -> str:
-    """The state of one that has ended, by how it ended."""
-    if outcome in ("cancelled", "drained"):
-        return "cancelled"
+def ended_state(outcome: str, *, ran: bool) -> str:
+    """The state of one that has ended, by how it ended: what ran was stopped, what did not was cancelled."""
+    if outcome in ("cancelled", "drained", "dependency_never_met"):
+        return "stopped" if ran else "cancelled"
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
         return "ended"
     return "failed"
@@ -122,6 +122,8 @@ def what(piece: Piece, currency: str) -> str:
     kind = "Notebook" if is_notebook(workload) else "Job"
     if piece.held:
         return " · ".join((kind, holds(piece.held), where(piece.held)))
+    if piece.had:
+        return " · ".join((kind, holds(piece.had)))
     parts = [kind, asked(workload), f"at most {duration(workload.max_runtime_seconds)}"]
     if piece.price_per_hour is not None:
         parts.append(f"{money(piece.price_per_hour, currency)}/h")
@@ -159,8 +161,8 @@ def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, 
         return [{"label": "Relaunch", "url": _verb(workload, "relaunch"), "small": small}]
     mine = workload.owner_id == user.pk
     found: list[dict[str, Any]] = []
-    if mine and is_notebook(workload) and workload.state in LIVE:
-        ready = piece.run is not None and piece.run.ready_at is not None
+    ready = piece.run is not None and piece.run.ready_at is not None
+    if mine and workload.state in LIVE and (ready or is_notebook(workload)):
         open_it = {
             "label": "Open",
             "url": reverse("notebook-open", args=[workload.public_id]),

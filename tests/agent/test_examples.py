@@ -21,15 +21,25 @@ BEFORE_NOTICE_SECONDS = 0.4
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
+SHOWN = {
+    "plain_python.py": "workload-contract.md",
+    "pytorch_training.py": "workload-contract.md",
+    "lightning_training.py": "workload-contract.md",
+    "transformers_training.py": "workload-contract.md",
+    "ddp_training.py": "gangs.md",
+    "ray_cluster.sh": "gangs.md",
+}
+
+
 def documented(name: str) -> str:
-    """The code of an example as docs/workload-contract.md shows it."""
-    text = (ROOT / "docs" / "workload-contract.md").read_text()
+    """The code of an example as the documentation shows it."""
+    text = (ROOT / "docs" / SHOWN[name]).read_text()
     found = re.search(rf"<!-- examples/{re.escape(name)} -->\n```\w*\n(.*?)```", text, re.S)
-    assert found is not None, f"docs/workload-contract.md does not show examples/{name}"
+    assert found is not None, f"docs/{SHOWN[name]} does not show examples/{name}"
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["plain_python.py", "pytorch_training.py", "lightning_training.py", "transformers_training.py"])
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*") if path.suffix in (".py", ".sh")))
 def test_the_documentation_shows_the_examples_as_they_are_run(name: str) -> None:
     assert documented(name) == (FOLDER / name).read_text()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import shlex
 import shutil
@@ -12,14 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.utils import timezone
 
 from benchmarks._pool import ROOT, Pool, _answers
 from portal.services import hosts, workloads
-from scheduler import logs
-from scheduler.models import Decision, Host, Run, Workload
+from scheduler import logs, nudge
+from scheduler.models import Allocation, Decision, Host, Run, Workload
 from scheduler.states import LeaseState
 from tests.conftest import EXAMPLES
 from tests.portal.edge.conftest import free_port
@@ -97,10 +100,11 @@ class TwoHosts:
     def until(self, true: Callable[[], Any], seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while not true():
+            nudge.engine()  # there is no beat here that would look again at what backs off
             if time.monotonic() > deadline:
                 said = "\n".join(f"--- {name}\n{self.pool.log(name)[-2500:]}" for name in self.pool.processes)
                 raise AssertionError(f"it did not happen within {seconds} s\n{self.logs()}\n{said}")
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def logs(self, attempt: int | None = None) -> list[str]:
         """What each member wrote, by attempt and rank."""
@@ -155,7 +159,7 @@ def example(name: str) -> str:
 @pytest.mark.torch
 def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(two_hosts: TwoHosts, cables: Cables) -> None:
     # The second member of the first attempt kills itself in the middle of its training.
-    dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 6; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
+    dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
     workload = two_hosts.submit(dies, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"})
     two_hosts.until(lambda: Decision.objects.filter(workload=workload, kind="restarted").exists())
     assert {host.hardware["reported"]["address"] for host in Host.objects.filter(name__in=NAMES)} == {
@@ -195,3 +199,66 @@ def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(two_ho
         assert f'"worker": ["{addresses[0]}:{port}", "{addresses[1]}:{port}"]' in found["TF_CONFIG"]
         assert f'"index": {rank}' in found["TF_CONFIG"]
         assert said.count(" slots=2") == 2
+
+
+SEES = """
+import os, ray
+ray.init(address="auto", log_to_driver=False)
+@ray.remote(num_gpus=1)
+def sees():
+    import time; time.sleep(2)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+print("sees", int(ray.cluster_resources()["GPU"]), *sorted(ray.get([sees.remote() for _ in range(4)])))
+"""
+
+
+@pytest.mark.ray
+def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its_gpus(two_hosts: TwoHosts) -> None:
+    command = f"bash -c {shlex.quote((ROOT / 'examples' / 'ray_cluster.sh').read_text())} ray_cluster.sh"
+    path = f"{EXAMPLES / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    workload = two_hosts.submit(command, units=2, environment={"PATH": path, "OMP_NUM_THREADS": "1"})
+    two_hosts.until(lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 120)
+    link = urlsplit(
+        workloads.open_workspace(
+            actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), session_key="", now=timezone.now()
+        )
+    )
+    door = Door(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
+    assert door.ask("GET", "/api/jobs/") == (401, "")
+    entered = door.ask("GET", f"{link.path}?{link.query}")
+    assert entered[0] == 303
+    two_hosts.until(lambda: door.nodes() == 2, 90)
+    status, said = door.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
+    assert status == 200, said
+    job = json.loads(said)["submission_id"]
+    two_hosts.until(lambda: json.loads(door.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90)
+    written = json.loads(door.ask("GET", f"/api/jobs/{job}/logs")[1])["logs"]
+    held = sorted(Allocation.objects.filter(workload=workload).values_list("unit__uuid", flat=True))
+    assert f"sees 4 {' '.join(held)}" in written, written
+    workloads.cancel_workload(actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), now=timezone.now())
+    assert two_hosts.ended(workload).outcome == "cancelled"
+
+
+class Door:
+    """What a job serves, as its owner reaches it through the edge."""
+
+    def __init__(self, name: str, edge: str) -> None:
+        self.name, self.place, self.cookie = name, urlsplit(edge), ""
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        assert self.place.hostname is not None
+        line = http.client.HTTPConnection(self.place.hostname, self.place.port or 80, timeout=30)
+        headers = {"Host": self.name, "Cookie": self.cookie, "Content-Type": "application/json"}
+        try:
+            line.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = line.getresponse()
+            self.cookie = (answer.getheader("Set-Cookie") or self.cookie).split(";")[0]
+            said = answer.read().decode()
+        finally:
+            line.close()
+        return answer.status, said if answer.status == 200 else ""
+
+    def nodes(self) -> int:
+        """How many hosts Ray has."""
+        status, said = self.ask("GET", "/nodes?view=summary")
+        return said.count('"ALIVE"') if status == 200 else 0

@@ -71,7 +71,7 @@ def test_members_know_each_other_and_one_place_to_meet(world: World) -> None:
     assert [member.units for member in told[0].members] == [4, 4]
     assert [member.host for member in told[0].members] == [agent.host.name for agent in agents]
     assert told[0].port == told[1].port == found[0].port
-    assert gangs.FIRST_PORT <= told[0].port < gangs.FIRST_PORT + gangs.PORTS
+    assert gangs.FIRST_PORT <= told[0].port < gangs.FIRST_PORT + 2 * gangs.PORTS
 
 
 def test_an_agent_that_knows_nothing_of_gangs_holds_up_nobody(world: World) -> None:
