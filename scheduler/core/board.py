@@ -316,7 +316,7 @@ class Board:
 
     def next_promise(self, what: str, time: int) -> int:
         """The first promise of a sort at or after ``time``, NEVER if all are before; 0 when none is before it."""
-        times = self.promise_times(what)
+        times = self._promise_times[what]
         if not times or times[0] >= time:
             return 0
         place = bisect_left(times, time)

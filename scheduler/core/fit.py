@@ -15,7 +15,7 @@ from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board
 from scheduler.core.model import WHOLE, Ask, Queued
 from scheduler.core.ranking import Ranking, Terms
 from scheduler.core.topology import islands, nearest_first
-from scheduler.core.waste import MILLI, Need, fits
+from scheduler.core.waste import fits
 from scheduler.core.wishes import apart, wished_for
 
 NOTHING: frozenset[str] = frozenset()
@@ -101,7 +101,7 @@ def suitable_hosts(board: Board, ask: Ask, counts: Ints, beside: Beside | None =
     """Hosts with enough units, every label, and enough CPU and memory."""
     cpu = board.cpu_free if beside is None else beside.cpu_milli
     memory = board.memory_free if beside is None else beside.memory_mib
-    mask = fits(Need(ask.units, MILLI, ask.cpu_milli, ask.memory_mib), cpu, memory, counts, counts)
+    mask = fits(board.wanted(ask).need, cpu, memory, counts, counts)
     if ask.labels:
         mask = both(mask, board.label_mask(ask.labels))
     return mask

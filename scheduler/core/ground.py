@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.core.model import Ask, Host, Unit
+from scheduler.core.waste import MILLI, Need
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -42,7 +43,7 @@ class Wanted:
     kinds: list[int]  # that serve it, in its order of preference; without a wish the least capable first
     slots: list[int]  # of each kind of the ground: what it would hold of it
     is_share: bool  # of a GPU, by time
-    total_units: int
+    need: Need  # on each host
 
 
 _kind_of = attrgetter("memory_mib", "compute_capability", "model", "profile", "slots")
@@ -135,8 +136,9 @@ class Ground:
         ]
         if ask.models:
             fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
+        need = Need(ask.units, MILLI, ask.cpu_milli, ask.memory_mib)
         slots = [ask.total_units * kind.slots for kind in self.kinds]
-        return Wanted(len(self._asks), fitting, slots, ask.profile.startswith("share"), ask.total_units)
+        return Wanted(len(self._asks), fitting, slots, ask.profile.startswith("share"), need)
 
     def ask_number(self, ask: Ask) -> int:
         """The same for equal asks."""
