@@ -162,9 +162,10 @@ class RateCard:
         for price in prices:
             self._own[price.pool_id, price.model].append(price)
 
-    def rates(self, pool: int, model: str) -> tuple[Rate, ...]:
-        """The lines for a model of a pool, in order of time."""
-        general, special = self._own.get((None, model), []), self._own.get((pool, model), [])
+    def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
+        """The lines for a model of a pool (None: of pools without lines of their own), in order of time."""
+        general = self._own.get((None, model), [])
+        special = self._own.get((pool, model), []) if pool is not None else []
         first_special = special[0].valid_from if special else None
         before = [price for price in general if first_special is None or price.valid_from < first_special]
         return tuple(
@@ -172,7 +173,7 @@ class RateCard:
             for price in (*before, *special)
         )
 
-    def at(self, pool: int, model: str, now: datetime) -> Rate | None:
+    def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
         """The line in force at a moment; None before the first."""
         return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
 

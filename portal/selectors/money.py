@@ -6,7 +6,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Max, Min, QuerySet
+from django.db.models import Min, QuerySet
 
 from portal import policy
 from portal.models import User
@@ -110,20 +110,14 @@ def models() -> list[str]:
 def prices(now: datetime) -> list[dict[str, Any]]:
     """The rate card, newest first, each row with whether it is in force, over, or to come."""
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
-    latest: dict[tuple[int | None, str], datetime] = {
-        (row["pool"], row["model"]): row["since"]
-        for row in Price.objects.filter(valid_from__lte=now)
-        .order_by()
-        .values("pool", "model")
-        .annotate(since=Max("valid_from"))
-    }
+    now_charged = selectors.prices_now(now)
     return [
         {
             "price": row,
             "state": "to come"
             if row.valid_from > now
             else "in force"
-            if latest.get((row.pool_id, row.model)) == row.valid_from
+            if now_charged.line(row.pool_id, row.model) == row.pk
             else "over",
             "margin": row.price_per_gpu_hour - row.cost_per_gpu_hour,
         }

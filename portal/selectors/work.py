@@ -62,6 +62,7 @@ class Piece:
     workload: Workload
     run: Run | None = None
     held: list[Held] = field(default_factory=list)
+    had: list[Held] = field(default_factory=list)  # by its last attempt, once it has ended
     waiting: int = 0
     use: use.Use = field(default_factory=use.Use)
     cost: Decimal | None = None
@@ -94,8 +95,9 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
         return []
     for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related("host"):
         found[run.workload_id].run = run
-    for allocation in held_by(found):
-        found[allocation.workload_id].held.append(held_unit(allocation))
+    for allocation in _held_or_had(found):
+        piece = found[allocation.workload_id]
+        (piece.held if allocation.period.upper_inf else piece.had).append(held_unit(allocation))
     made_room = [pk for pk, piece in found.items() if _made_room(piece.workload)]
     evictions = Decision.objects.filter(workload__in=made_room, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
@@ -131,10 +133,19 @@ def _had_to_go(workload: Workload) -> bool:
     return _made_room(workload) or workload.outcome in moves.MOVED
 
 
+def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:
+    """Open allocations of these workloads, and of those that have ended what their last attempt held; by host and GPU."""
+    last = Q(workload__state=WorkloadState.ENDED, run__attempt=F("workload__attempt"))
+    return _by_place(Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads)))
+
+
+def _by_place(allocations: QuerySet[Allocation]) -> QuerySet[Allocation]:
+    return allocations.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index", "slots")
+
+
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
     """Open allocations of these workloads, by host and GPU."""
-    found = Allocation.objects.filter(workload__in=list(workloads), period__upper_inf=True)
-    return found.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index", "slots")
+    return _by_place(Allocation.objects.filter(workload__in=list(workloads), period__upper_inf=True))
 
 
 def queue_lengths(pools: Iterable[int]) -> dict[int, int]:

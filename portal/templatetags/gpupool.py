@@ -37,6 +37,7 @@ STATES: dict[str, tuple[str, str, str]] = {
     "preempted": ("Preempted", "preempted", "queued"),
     "failed": ("Failed", "failed", "failed"),
     "cancelled": ("Cancelled", "cancelled", "ended"),
+    "stopped": ("Stopped", "cancelled", "ended"),
     # a reservation
     "confirmed": ("Confirmed", "reserved", "starting"),
     "active": ("Active", "running", "running"),

@@ -20,6 +20,7 @@ from portal.selectors import approvals as reads
 from portal.services import approvals as verbs
 from portal.services.asks import models_of
 from portal.templatetags.gpupool import gpu_model
+from portal.validation import shown as shown_value
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
 from scheduler.models import Pool, Quota, Team
@@ -127,10 +128,13 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
         )
     rows = list(reads.waiting(user))
     kind = request.GET.get("kind", "")
-    shown = [row for row in rows if not kind or row.kind == kind]
-    return render(
-        request, "manage/approvals.html", _context(request, user, rows, shown, shown[0] if shown else None, now)
-    )
+    known = kind in dict(KINDS)
+    if not known:
+        allowed = ", ".join(value for value, _ in KINDS if value)
+        messages.error(request, f"kind is {shown_value(kind)}; allowed: {allowed}, or nothing for all. All are shown.")
+    shown = [row for row in rows if not kind or not known or row.kind == kind]
+    context = _context(request, user, rows, shown, shown[0] if shown else None, now)
+    return render(request, "manage/approvals.html", context, status=200 if known else 400)
 
 
 @signed_in

@@ -227,6 +227,11 @@ class PricesNow:
         price = self._known[pool, model]
         return None if price is None else price * slots / SLOTS_PER_GPU
 
+    def line(self, pool: int | None, model: str) -> int | None:
+        """The line of the rate card in force for a pool, or for those that have none of their own; None before the first."""
+        rate = self._card.at(pool, model, self._now)
+        return None if rate is None else rate.id
+
 
 def prices_now(now: datetime) -> PricesNow:
     """The rate card in force, in one query."""

@@ -278,6 +278,19 @@ def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: W
         assert page.status_code == 200 and "unpublished model" not in page.content.decode()
 
 
+def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_empty_list(world: World) -> None:
+    approvals.request_quota_change(
+        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
+    )
+    operator = signed_in(world.operator)
+    answer = operator.get(reverse("approvals"), {"kind": "nonsense"})
+    page = answer.content.decode()
+    assert answer.status_code == 400 and len(answer.context["rows"]) == 1
+    assert "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, membership" in page
+    assert "Nothing waits for you" not in page
+    assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200
+
+
 def test_several_are_only_decided_by_a_verb_that_is_known(world: World) -> None:
     row = large_reservation(world)
     given = {"submission": str(row.public_id), "verb": "aprove", "comment": "a slip of the hand"}

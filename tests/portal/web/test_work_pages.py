@@ -7,12 +7,14 @@ import re
 import uuid
 
 import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
-from scheduler.models import Reservation, Workload
+from portal.web import home_cards
+from scheduler.models import Allocation, Reservation, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
@@ -402,6 +404,23 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
     Workload.objects.filter(pk=beside.pk).update(state="queued", stop_requested="")
     assert "GPU 1 of alpha failed" in client.get(reverse("job", args=[beside.public_id])).content.decode()
     assert "failed" not in client.get(reverse("notebook", args=[desk.public_id])).content.decode()
+
+
+def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(world: World) -> None:
+    desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0, 1], kind="notebook")
+    never = make_waiting(world, world.vision, "never ran")
+    Workload.objects.filter(pk=desk.pk).update(models_wanted=[])
+    now = timezone.now()
+    Allocation.objects.filter(workload=desk).update(period=DateTimeTZRange(desk.started_at, now))
+    Workload.objects.filter(pk__in=[desk.pk, never.pk]).update(state="ended", outcome="cancelled", ended_at=now)
+    desk.refresh_from_db()
+    never.refresh_from_db()
+    assert (home_cards.shown_state(desk), home_cards.shown_state(never)) == ("stopped", "cancelled")
+    owner = signed_in(world.vision.member)
+    for address in (reverse("notebooks"), reverse("notebook", args=[desk.public_id]), reverse("home")):
+        page = owner.get(address).content.decode()
+        assert "2 × H100 80GB" in page
+        assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), "its page says beside it what was asked for"
 
 
 def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) -> None:
