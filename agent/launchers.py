@@ -29,6 +29,16 @@ ETC = (
     "networks", "nsswitch.conf", "OpenCL", "os-release", "pki/tls/certs", "pki/ca-trust", "protocols", "resolv.conf",
     "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan",
 )  # fmt: skip
+PROC_READ_ONLY = (
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+    "/proc/irq",
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/acpi",
+    "/proc/scsi",
+    "/proc/mtrr",
+)
 NVIDIA_SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 INSIDE = Path("/run/gpupool")
 STAGE = Path("/run/gpupool")  # an empty folder of the host, over which each run mounts its own
@@ -159,7 +169,7 @@ class Bubblewrap:
             *_system(),
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *_interpreter(stage),  # after /tmp, below which it may lie
-            *("--proc", "/proc", "--dev", "/dev"),
+            *("--proc", "/proc", *_proc_read_only(), "--dev", "/dev"),
             *(argument for node in gpu_nodes(box.devices) for argument in ("--dev-bind-try", node, node)),
             *_shared_memory(box.memory_mib),
             *(argument for path in box.exposed for argument in ("--ro-bind-try", stage.at(path), str(path))),
@@ -224,6 +234,12 @@ def _interpreter(stage: _Stage) -> list[str]:
     folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
     outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
     return [argument for path in outside for argument in ("--ro-bind", stage.at(path), path)]
+
+
+def _proc_read_only() -> list[str]:
+    """What of /proc sets the whole machine is not to be written: the kernel asks only for the user there, not for powers. So where
+    the agent is root and gives a run no user of its own, a run could have the host execute what it likes (core_pattern)."""
+    return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
 
 def _shared_memory(memory_mib: int) -> list[str]:

@@ -117,7 +117,7 @@ class Network:
         return f"gpupool-{mark}"
 
     def _join(self, name: str) -> None:
-        outside, inside = f"gp{self.key}{name[-6:]}", f"gw{self.key}{name[-6:]}"
+        outside, inside = f"gpn{self.key}{name[-6:]}", f"gpi{self.key}{name[-6:]}"
         taken = _ask_output("ip", "-o", "-4", "addr", "show")
         number = next(
             each % PAIRS
@@ -192,7 +192,7 @@ def _install(network: Network, rules: str) -> str:
 
 
 def _internet_rules(network: Network) -> str:
-    ours = f'"gp{network.key}*"'
+    ours = f'"gpn{network.key}*"'
     return f"""
   chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
   chain forward {{ type filter hook forward priority -10;

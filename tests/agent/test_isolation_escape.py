@@ -1,0 +1,250 @@
+"""Ways out of the sandbox that people try, each tried by a real process in a real sandbox: of a team with a user of its own where
+this is root, and as the agent's user too. What a try would reach is there, or the test would show nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.test_isolation import output
+
+pytestmark = pytest.mark.sandbox
+AS_TEAM = {"team_id": "1.1700000000", "team_user": 70_001}
+AS_AGENT: dict[str, object] = {}
+WHO = [pytest.param(AS_AGENT, id="as the agent's user")] + (
+    [pytest.param(AS_TEAM, id="as the team's user")] if os.geteuid() == 0 else []
+)
+
+
+@pytest.fixture
+async def agent(make_agent: MakeAgent) -> AgentProcess:
+    return await make_agent(launcher="bubblewrap")
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_no_device_but_the_harmless_ones_opens_or_can_be_made(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    disk = next((name for name in ("vda", "sda", "nvme0n1") if Path(f"/dev/{name}").exists()), "vda")
+    kinds = {
+        "kmsg": "c 1 11",
+        "mem": "c 1 1",
+        "nvidia0": "c 195 0",
+        "nvidiactl": "c 195 255",
+        "kvm": "c 10 232",
+        disk: "b 8 0",
+    }
+    tries = "\n".join(
+        f"head -c1 /dev/{name} >/dev/null 2>&1 && echo open {name}\n"
+        f"for d in /tmp ~ /dev /dev/shm /run/gpupool/out; do mknod $d/{name} {kind} 2>/dev/null && echo made $d/{name}; done"
+        for name, kind in kinds.items()
+    )
+    assert await output(edge, f"{tries}; touch /dev/x 2>/dev/null && echo wrote /dev", **who) == ""
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_nothing_of_the_kernel_can_be_set(edge: FakeEdge, agent: AgentProcess, who: dict[str, object]) -> None:
+    files = (
+        "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/vm/drop_caches",
+        "/sys/kernel/uevent_helper", "/sys/power/state", "/proc/sys/fs/binfmt_misc/register",
+        "/proc/1/oom_score_adj_", "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/cgroup.procs",
+    )  # fmt: skip
+    tries = "\n".join(f"(echo h > {name}) 2>/dev/null && echo wrote {name}" for name in files)
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    try:
+        assert await output(edge, f"{tries}\nls /sys 2>/dev/null", **who) == ""
+    finally:
+        if Path("/proc/sys/kernel/core_pattern").read_text() != before:
+            Path("/proc/sys/kernel/core_pattern").write_text(before)
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_no_module_is_loaded_and_no_clock_of_the_host_is_set(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    program = (
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
+        "for name, call in dict(module=lambda: libc.syscall(175, b'x', 1, b''), reboot=lambda: libc.reboot(0x89abcdef),"
+        " chroot=lambda: libc.chroot(b'/tmp'), swapon=lambda: libc.swapon(b'/tmp/x', 0),"
+        " pivot=lambda: libc.syscall(155, b'/tmp', b'/tmp'),"
+        " bpf=lambda: libc.syscall(321, 0, ctypes.create_string_buffer(128), 128),"
+        " handle=lambda: libc.syscall(304, 3, ctypes.create_string_buffer(128), 0),"
+        " iopl=lambda: libc.iopl(3)).items():\\n"
+        "    if call() >= 0: print('worked', name)\\n"
+    )
+    found = await output(
+        edge,
+        f'printf "{program}" > /tmp/p.py; python3 -S /tmp/p.py; date -s 1999-01-01 >/dev/null 2>&1 && echo worked clock',
+        **who,
+    )
+    assert "worked" not in found
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_no_name_space_is_made_or_joined_and_nothing_is_mounted(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    tries = "\n".join(
+        f"unshare {kind} true 2>/dev/null && echo made {kind}"
+        for kind in (
+            "--user",
+            "--user --map-root-user",
+            "--mount",
+            "--net",
+            "--pid --fork",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+        )
+    )
+    tries += "\nfor n in mnt pid net user ipc; do nsenter --$n=/proc/1/ns/$n true 2>/dev/null && echo joined $n; done"
+    tries += "\nmount -t proc proc /tmp 2>/dev/null && echo mounted; mount --bind /etc /tmp 2>/dev/null && echo bound"
+    tries += "\nmount -o remount,rw / 2>/dev/null && echo remounted; umount /etc/passwd 2>/dev/null && echo unmounted"
+    assert await output(edge, tries, **who) == ""
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_processes_outside_are_neither_seen_nor_traced_nor_signalled(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    assert agent.process is not None
+    pids = f"{agent.process.pid} {os.getpid()}"
+    tries = (
+        f"for p in {pids}; do ls -d /proc/$p 2>/dev/null; kill -0 $p 2>/dev/null && echo signal $p; "
+        "cat /proc/$p/environ 2>/dev/null && echo read; done; "
+        "ls /proc/1/root/var/lib 2>/dev/null; cat /proc/*/cmdline | tr '\\0' ' ' | grep -c '[a]gent run'"
+    )
+    assert await output(edge, tries, **who) == "0\n"
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_a_program_that_runs_as_its_owner_gives_nobody_anything(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object], tmp_path: Path
+) -> None:
+    """The home may hold one from before, and the system has some (su, mount)."""
+    await output(edge, "true", **who)
+    home = agent.state / "homes" / "ada"
+    (home / "id").write_bytes(Path("/usr/bin/id").read_bytes())
+    os.chown(home / "id", 0 if os.geteuid() == 0 else -1, -1)
+    (home / "id").chmod(0o6755)
+    found = await output(edge, "~/id -u; ~/id -ru; grep NoNewPrivs /proc/self/status", generation=2, **who)
+    numbers = found.split("NoNewPrivs")[0].split()
+    assert numbers[0] == numbers[1] == "1000"
+    assert found.split()[-1] == "1"
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_the_agents_folder_locks_and_socket_are_out_of_reach(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    tries = (
+        f"ls -a {agent.state} {agent.state}/runs 2>/dev/null; find / -xdev -name identity.json 2>/dev/null; "
+        "for f in /proc/self/fd/*; do readlink $f; done | grep -v -e pipe: -e /dev/null -e socket: -e /locks/ -e /proc; "
+        "for f in /proc/self/fd/*; do (echo x > $f) 2>/dev/null; done; ls /run/netns /var/run 2>/dev/null"
+    )
+    unit = agent.units[0]
+    assert await output(edge, tries, units=[unit], **who) in ("", "x\n" * 2, "x\n")
+    for lock in (agent.state / "locks").iterdir():
+        assert lock.read_bytes() == b"", "a workload must not leave bytes for the next one"
+
+
+@contextlib.contextmanager
+def abstract_socket(name: str) -> Iterator[None]:
+    """A service of the host that has no file: permissions don't keep anybody from it, only the network's name space."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{name}")
+        server.listen()
+        yield
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_services_without_a_file_are_not_reached(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    program = "import socket; socket.socket(socket.AF_UNIX).connect('\\\\0gpupool-host-service')"
+    with abstract_socket("gpupool-host-service"):
+        assert subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode == 0
+        assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_keys_of_the_host_are_not_the_workloads(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    """Keyrings belong to users and sessions, not to name spaces."""
+    read = (
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
+        "for ring in (-1, -2, -3, -4, -5): print(libc.syscall(250, 10, ring, b'user', b'gpupool-escape', 0))\\n"
+    )
+    libc = __import__("ctypes").CDLL(None)
+    libc.syscall(248, b"user", b"gpupool-escape", b"hush", 4, -4)  # the user keyring of this user
+    found = await output(edge, f'printf "{read}" > /tmp/k.py; python3 -S /tmp/k.py', **who)
+    assert found.split() == ["-1"] * 5
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_links_of_a_workload_lead_neither_agent_nor_shim_anywhere(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object], tmp_path: Path
+) -> None:
+    """Everything that the agent or the shim later writes, reads or removes, with a link in its place."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "kept").write_text("kept")
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    tries = (
+        f"ln -sf {victim} /run/gpupool/out/load; ln -sf {victim} /run/gpupool/out/notebook.sock; "
+        f"ln -sf {victim} $GPUPOOL_CHECKPOINT_DIR/.done; ln -s {target} /tmp/link; ln -s {target} ~/link; "
+        f"ln -s / ~/root; rm -rf /tmp/* 2>/dev/null; ln -s {target} /tmp/again"
+    )
+    await output(edge, tries, workload="same", units=[agent.units[0]], **who)
+    await output(edge, "echo next", generation=2, workload="same", units=[agent.units[0]], **who)
+    assert victim.read_text() == (target / "kept").read_text() == "kept"
+    if who:
+        assert victim.stat().st_uid == target.stat().st_uid == 0
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_files_of_the_system_can_not_be_linked_into_a_home(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    tries = "ln /etc/passwd ~/stolen 2>/dev/null && echo linked; ln /usr/bin/su ~/su 2>/dev/null && echo linked"
+    assert await output(edge, f"{tries}; ln /run/gpupool/in/passwd ~/in 2>/dev/null && echo linked", **who) == ""
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_memory_of_the_sandbox_has_an_end(edge: FakeEdge, agent: AgentProcess, who: dict[str, object]) -> None:
+    """Whatever is kept in memory: /dev/shm has a size, and nothing else of /dev, /run or / can be written."""
+    found = await output(
+        edge,
+        "df --output=size -m /dev/shm | tail -1; for d in / /run /dev /home /run/gpupool /etc /var; do "
+        "touch $d/x 2>/dev/null && echo wrote $d; done",
+        **who,
+    )
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 >> 20
+    assert [int(found.split()[0])] == pytest.approx([half], abs=2) and found.count("wrote") == 0
+
+
+async def test_a_notice_is_not_written_through_a_link_that_a_plain_workload_made(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    """Outside a sandbox the workload of the agent's own user can write where the shim writes: it must not follow."""
+    agent = await make_agent(launcher="plain")
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    folder = agent.state / "runs" / "run-1" / "in"
+    await edge.want(job(f"ln -s {victim} {folder}/notice.new; ln -s {victim} {folder}/notice; echo linked; sleep 300"))
+    await edge.until(lambda: "linked" in edge.log("run-1"))
+    await edge.change("run-1", verb="notice", code="drained")
+    await edge.until(lambda: (agent.state / "runs/run-1/order.json").exists())
+    await edge.change("run-1", verb="stop", code="drained")
+    await edge.until_state("run-1", "ended")
+    assert victim.read_text() == "kept"

@@ -1,0 +1,272 @@
+"""What workloads reach on the network. A name space stands for the outside: it has a server like a cloud's metadata service and one
+like any other's, and the machine's own routes lead there, as they would in a cloud."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.network import Network, closed_ports, listeners, open_network
+from agent.tenants import Range
+from tests.agent.conftest import MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.test_isolation import output
+from tests.agent.test_isolation_users import OF_BLUE, OF_RED
+
+METADATA, ANYBODY = "169.254.169.254", "198.51.100.7"  # the second is of a range for documentation: nobody has it
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+needs_tools = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("nft", path=PATH) or not shutil.which("ip", path=PATH),
+    reason="rules of a network need root, ip (iproute2) and nft (nftables)",
+)
+pytestmark = [pytest.mark.sandbox, pytest.mark.xdist_group("network")]
+
+SERVE = """
+import socket, sys, threading
+def serve(address):
+    with socket.create_server((address, 80)) as server:
+        while True: server.accept()[0].sendall(b"reached " + address.encode())
+for address in sys.argv[1:]: threading.Thread(target=serve, args=(address,)).start()
+print("ready", flush=True)
+"""
+TRY = """
+cat > /tmp/try.py <<'END'
+import socket, sys
+for each in sys.argv[1:]:
+    host, port = each.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), 2) as line:
+            line.recv(100)
+            print("reached", each)
+    except OSError:
+        print("closed", each)
+END
+python3 -S /tmp/try.py {}
+"""
+SAY_ADDRESS_AND_LISTEN = """
+cat > /tmp/listen.py <<'END'
+import socket
+server, way_out = socket.create_server(("0.0.0.0", 7777)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+way_out.connect(("198.51.100.7", 9))
+print(way_out.getsockname()[0], flush=True)
+while True: server.accept()[0].sendall(b"hello")
+END
+python3 -S /tmp/listen.py
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, env={"PATH": PATH})
+
+
+@dataclass
+class Outside:
+    """The other side of the machine's way out; ``here`` is the machine's own address on it."""
+
+    name: str
+    here: str = "10.214.0.1"
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    """Servers on METADATA:80 and ANYBODY:80 beyond the machine."""
+    found = Outside(f"gpupool-out-{os.getpid()}")
+    near, far = f"gpo{os.getpid() % 100000}a", f"gpo{os.getpid() % 100000}b"
+    before = seen_now()
+    forwards = Path("/proc/sys/net/ipv4/ip_forward").read_text()
+    ip("netns", "add", found.name)
+    server = None
+    try:
+        ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", found.name)
+        ip("addr", "add", f"{found.here}/30", "dev", near)
+        ip("link", "set", near, "up")
+        ip("-n", found.name, "link", "set", "lo", "up")
+        ip("-n", found.name, "addr", "add", "10.214.0.2/30", "dev", far)
+        ip("-n", found.name, "link", "set", far, "up")
+        for address in (METADATA, ANYBODY):
+            ip("-n", found.name, "addr", "add", f"{address}/32", "dev", "lo")
+            ip("route", "replace", f"{address}/32", "via", "10.214.0.2")
+        server = subprocess.Popen(
+            ["ip", "netns", "exec", found.name, sys.executable, "-S", "-c", SERVE, METADATA, ANYBODY],
+            stdout=subprocess.PIPE, text=True, env={"PATH": PATH},
+        )  # fmt: skip
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        yield found
+    finally:
+        if server is not None:
+            server.kill()
+            server.wait()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("link", "delete", near)
+        ip("netns", "delete", found.name)
+        clear(seen_now() - before)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text(forwards)
+
+
+def seen_now() -> set[tuple[str, str]]:
+    """Name spaces and tables of agents."""
+    tables = subprocess.run(
+        ["nft", "list", "tables"], capture_output=True, text=True, env={"PATH": PATH}
+    ).stdout.split()
+    spaces = os.listdir("/run/netns") if Path("/run/netns").exists() else []
+    return {("table", each) for each in tables if each.startswith("gpupool_")} | {
+        ("space", each) for each in spaces if each.startswith("gpupool-")
+    }
+
+
+def clear(left: set[tuple[str, str]]) -> None:
+    """Take away what an agent that was killed leaves: its workloads would still need it."""
+    for kind, name in left:
+        words = ["nft", "delete", "table", "inet", name] if kind == "table" else ["ip", "netns", "delete", name]
+        subprocess.run(words, capture_output=True, env={"PATH": PATH})
+
+
+@contextlib.contextmanager
+def listening(address: str, user: int | None = None) -> Iterator[int]:
+    """A service of the host, as ``user``; gives its port."""
+    program = (
+        f"import socket\ns = socket.create_server(({address!r}, 0)); print(s.getsockname()[1], flush=True)\n"
+        "while True: s.accept()[0].sendall(b'hello')"
+    )
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-S", "-c", program], stdout=subprocess.PIPE, text=True, user=user, cwd="/"
+    ) as service:
+        try:
+            assert service.stdout is not None
+            yield int(service.stdout.readline())
+        finally:
+            service.kill()
+
+
+def port_of(edge: FakeEdge) -> int:
+    return int(edge.url.rsplit(":", 1)[1])
+
+
+def reached(found: str) -> set[str]:
+    return {line.split()[1] for line in found.splitlines() if line.startswith("reached")}
+
+
+@needs_tools
+def test_without_any_rule_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
+    """What the tests below close is open: without that they would show nothing."""
+    for address in (METADATA, ANYBODY):
+        with socket.create_connection((address, 80), 2) as line:
+            assert line.recv(100).startswith(b"reached")
+
+
+@needs_tools
+async def test_in_a_network_of_its_own_nothing_is_reached(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    await make_agent(launcher="bubblewrap")
+    port = port_of(edge)
+    tries = TRY.format(f"{METADATA}:80 {ANYBODY}:80 {outside.here}:{port} 127.0.0.1:{port}")
+    assert reached(await output(edge, tries, **OF_BLUE)) == set()
+
+
+@needs_tools
+async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    await make_agent("--network", "internet", launcher="bubblewrap")
+    with listening("0.0.0.0") as port:
+        route = 'bytes.fromhex(open("/proc/net/route").read().split()[13])[::-1]'
+        gateway = f"$(python3 -S -c 'import socket; print(socket.inet_ntoa({route}))')"
+        tries = TRY.format(f"{ANYBODY}:80 {METADATA}:80 {outside.here}:{port} 127.0.0.1:{port} {gateway}:{port}")
+        found = await output(edge, tries, **OF_BLUE)
+    assert reached(found) == {f"{ANYBODY}:80"}
+    assert "closed 10.213." in found
+    assert edge.observed[-1].inventory.network == "internet"
+    marks = [name for name in os.listdir("/run/netns") if name.startswith("gpupool-") and "out" not in name]
+    assert not marks, "the network of an ended run is gone"
+
+
+@needs_tools
+async def test_with_the_internet_runs_do_not_reach_each_other(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    await make_agent("--network", "internet", launcher="bubblewrap")
+    await edge.want(job(SAY_ADDRESS_AND_LISTEN, **OF_RED))
+    await edge.until(lambda: edge.log("run-1").endswith("\n"))
+    address = edge.log("run-1").strip()
+    assert address.startswith("10.213.")
+    tries = TRY.format(f"{address}:7777 {ANYBODY}:80")
+    assert reached(await output(edge, tries, generation=2, **OF_BLUE)) == {f"{ANYBODY}:80"}
+
+
+@needs_tools
+async def test_in_the_hosts_network_metadata_and_what_others_listen_on_are_closed_to_a_team(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    await make_agent("--network", "host", launcher="bubblewrap")
+    assert any("are closed to them" in note for note in edge.observed[-1].inventory.notes)
+    with listening("127.0.0.1") as own, listening("0.0.0.0") as everywhere, listening("127.0.0.1", 70_002) as reds:
+        tries = TRY.format(
+            f"{ANYBODY}:80 {METADATA}:80 127.0.0.1:{own} {outside.here}:{everywhere} 127.0.0.1:{reds} "
+            f"127.0.0.1:{port_of(edge)}"
+        )
+        assert reached(await output(edge, tries, **OF_BLUE)) == {f"{ANYBODY}:80"}
+        tries = TRY.format(f"127.0.0.1:{reds} 127.0.0.1:{own}")
+        assert reached(await output(edge, tries, generation=2, **OF_RED)) == {f"127.0.0.1:{reds}"}
+
+
+@needs_tools
+async def test_in_the_hosts_network_the_members_of_a_team_reach_each_other(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    """What the ranks of a gang need."""
+    await make_agent("--network", "host", launcher="bubblewrap")
+    with listening("0.0.0.0", 70_001) as rank_0:
+        tries = TRY.format(f"{outside.here}:{rank_0} 127.0.0.1:{rank_0}")
+        assert len(reached(await output(edge, tries, **OF_BLUE))) == 2
+
+
+@needs_tools
+async def test_what_begins_to_listen_later_is_closed_within_a_moment(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    agent = await make_agent("--network", "host", launcher="bubblewrap")
+    await edge.want(job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE))
+    await edge.until_state("run-1", "running")
+    with listening("127.0.0.1") as late:
+        await asyncio.sleep(2.5)
+        (agent.state / "homes" / "ada" / "go").write_text(f"127.0.0.1:{late}")
+        (agent.state / "homes" / "ada" / "go").chmod(0o644)
+        await edge.until(lambda: edge.log("run-1").endswith("end\n"))
+    assert "closed" in edge.log("run-1")
+
+
+def test_a_port_that_a_team_listens_on_too_stays_open_to_it() -> None:
+    found = [(0, "tcp", 22), (70_001, "tcp", 29_500), (70_002, "tcp", 29_500), (70_002, "udp", 53)]
+    closed = {(70_001, "tcp", 22), (70_002, "tcp", 22), (70_001, "udp", 53)}
+    assert closed_ports([70_001, 70_002], found) == closed
+
+
+def test_what_listens_here_is_found() -> None:
+    with listening("127.0.0.1") as port:
+        until = time.monotonic() + 5
+        while (os.geteuid(), "tcp", port) not in set(listeners()):
+            assert time.monotonic() < until
+
+
+def test_what_can_not_be_closed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_network("private", tmp_path, None).notes == []
+    open_host = open_network("host", tmp_path, None)
+    assert not open_host.closes_ports
+    assert any("metadata address" in note for note in open_host.notes)
+    monkeypatch.setattr("agent.network._path", lambda: str(tmp_path))
+    with pytest.raises(RuntimeError, match="internet needs root, ip and nft"):
+        open_network("internet", tmp_path, Range())
+    assert "They also reach the cloud's metadata address" in open_network("host", tmp_path, Range()).notes[0]
+    assert Network("private", "").enter("mark") == ""
