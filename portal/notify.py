@@ -16,13 +16,35 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from portal import wording
-from portal.models import Approval, Membership, NoticeMark, Notification, Submission, SubmissionState, ToldStart, User
+from portal.models import (
+    Approval,
+    AuditEvent,
+    Membership,
+    NoticeMark,
+    Notification,
+    Submission,
+    SubmissionState,
+    ToldStart,
+    User,
+)
 from portal.selectors import moves, stops
 from scheduler import nudge
 from scheduler.core.reasons import Code
-from scheduler.models import Command, Decision, HostStateChange, Reservation, Run, Workload, WorkloadKind
-from scheduler.states import LeaseState, RepairState, ReservationState, WorkloadState
-from telemetry.models import BudgetAlert, HealthEvent, HealthRule
+from scheduler.models import (
+    Command,
+    Decision,
+    Diagnostic,
+    Host,
+    HostStateChange,
+    MaintenanceWindow,
+    Reservation,
+    Run,
+    StrayAction,
+    Workload,
+    WorkloadKind,
+)
+from scheduler.states import DiagnosticState, LeaseState, RepairState, ReservationState, WorkloadState
+from telemetry.models import BudgetAlert, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
 FORGOTTEN_AT_ONCE = 5_000
@@ -257,6 +279,70 @@ def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
         yield Fact("hardware_event", source, _operators(), numbers)
 
 
+def _diagnostics(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators: a GPU that failed its diagnostic, and one that came back by it."""
+    ended = Diagnostic.objects.filter(ended_at__gt=since, ended_at__lte=now).select_related("host", "gpu")
+    for row in ended.order_by("pk"):
+        numbers = {"host": row.host.name, "gpu": row.gpu.index, "detail": row.detail}
+        if row.state == DiagnosticState.FAILED:
+            numbers["out"] = row.gpu.repair_state == RepairState.OUT
+            yield Fact("diagnostic_failed", f"diagnostic:{row.pk}", _operators(), numbers)
+        elif row.state == DiagnosticState.PASSED and row.why == Diagnostic.Why.QUARANTINED:
+            yield Fact("gpu_is_back", f"diagnostic:{row.pk}", _operators(), numbers)
+
+
+def _strays(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the person a process of no workload belongs to, by its name on the host, where the pool wants that."""
+    seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(
+        host__pool__stray_action=StrayAction.REPORT
+    )
+    for stray in seen.select_related("host", "gpu").order_by("pk"):
+        users = tuple(User.objects.filter(username=stray.user, is_active=True).values_list("pk", flat=True))
+        numbers = {"process": stray.name or "?", "pid": stray.pid, "gpu": stray.gpu.index, "host": stray.host.name}
+        yield Fact("stray_is_yours", f"stray:{stray.pk}", users, numbers)
+
+
+def _reservations_moved(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the owner: its GPUs can't be used any more, and it gets others."""
+    for row in Reservation.objects.filter(moved_at__gt=since, moved_at__lte=now):
+        moved = row.moved_at.timestamp() if row.moved_at else 0
+        numbers = {"name": row.name, "host": row.moved_from}
+        yield Fact("reservation_moves", f"moved:{row.pk}:{moved:.0f}", (row.owner_id,), numbers, reservation=row.pk)
+
+
+def _maintenance(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the owners of what a window touches: when it is announced, and when it is taken back."""
+    for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related("host"):
+        told = {"host": window.host.name, "end": window.end.timestamp(), "reason": window.reason}
+        yield from _touched("maintenance_announced", f"window:{window.pk}", window.host, window.start, window.end, told)
+    taken_back = AuditEvent.objects.filter(verb="cancel_maintenance", at__gt=since, at__lte=now)
+    for event in taken_back.order_by("pk"):
+        host = Host.objects.filter(name=event.target_name).first()
+        before = event.before or {}
+        if host is not None and "start" in before and "end" in before:
+            start, end = datetime.fromisoformat(before["start"]), datetime.fromisoformat(before["end"])
+            yield from _touched("maintenance_cancelled", f"no window:{event.pk}", host, start, end, {"host": host.name})
+
+
+def _touched(
+    kind: str, source: str, host: Host, start: datetime, end: datetime, told: dict[str, Any]
+) -> Iterator[Fact]:
+    """Work on the host that may still run when the window begins, and reservations bound to its GPUs in the window."""
+    told = {**told, "start": start.timestamp()}
+    running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
+    for workload in running.exclude(state=WorkloadState.ENDED):
+        if (workload.started_at or start) + timedelta(seconds=workload.max_runtime_seconds) > start:
+            numbers = {**told, "name": workload.name, "moves": True}
+            yield Fact(kind, f"{source}:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
+    bound = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
+    ).distinct()
+    for reservation in bound:
+        numbers = {**told, "name": reservation.name, "moves": False}
+        owner = (reservation.owner_id,)
+        yield Fact(kind, f"{source}:r{reservation.pk}", owner, numbers, reservation=reservation.pk)
+
+
 def _moves(since: datetime, now: datetime) -> Iterator[Fact]:
     """To the owner of work that has to go elsewhere because its host or its GPU is taken out."""
     told = Command.objects.filter(
@@ -300,6 +386,10 @@ SOURCES = (
     _approvals_decided,
     _host_troubles,
     _hardware_events,
+    _diagnostics,
+    _strays,
+    _reservations_moved,
+    _maintenance,
     _moves,
     _budgets_reached,
 )

@@ -297,7 +297,7 @@ REASONS: dict[str, Sentence] = {
     "gpu_error": lambda f: (
         f"{_failed_gpu(f)}, and it ran on that GPU."
         if f.get("host") and f.get("event")
-        else f"A GPU failed under it{f.plain(' (', 'xid', 'event', after=')')}."
+        else f"A GPU failed under it{f.plain(' (', 'xid', 'event', 'words', after=')')}."
     ),
     "host_lost": lambda f: "Its host fell silent.",
     "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
@@ -374,7 +374,9 @@ def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | No
     if not code:
         return ""
     sentence = REASONS.get(code)
-    return sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
+    said = sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
+    hosts = (numbers or {}).get("failed_on_hosts")
+    return f"{said} It failed on {hosts} hosts, so it is not tried again." if isinstance(hosts, int) else said
 
 
 def decision(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
@@ -702,6 +704,34 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
         f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
         f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
     ),
+    "diagnostic_failed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        + (
+            " It is out until you return it."
+            if f.get("out")
+            else " It is still in service, since many of the pool failed lately: decide on the host's page."
+        )
+    ),
+    "gpu_is_back": lambda f: f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is back in service.",
+    "stray_is_yours": lambda f: (
+        f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} "
+        "outside the pool. End it, or ask for a GPU: others count on that one."
+    ),
+    "reservation_moves": lambda f: (
+        f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
+        "as there are any."
+    ),
+    "maintenance_announced": lambda f: (
+        f"{f.plain('', 'host')} is away{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
+        + (
+            f"{f.plain('', 'name')} is moved off it before that unless it has ended."
+            if f.get("moves")
+            else f"Reservation {f.plain('', 'name')} gets other GPUs for that time."
+        )
+    ),
+    "maintenance_cancelled": lambda f: (
+        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is taken back: {f.plain('', 'name')} stays where it is."
+    ),
     "has_to_move": lambda f: (
         f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
         f"{reason(str(f.get('code') or ''), f.numbers, f.viewer)} "
@@ -711,6 +741,13 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
         f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
     ),
 }
+
+
+def gpu_list(numbers: Sequence[int]) -> str:
+    """``GPU 3``, ``GPUs 0, 1 and 2``."""
+    if len(numbers) == 1:
+        return f"GPU {numbers[0]}"
+    return f"GPUs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def notice(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:

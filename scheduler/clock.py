@@ -114,7 +114,12 @@ def _move_off_closed_hosts(now: datetime) -> None:
     )
     stranded = BoundUnit.objects.filter(active).exclude(usable).values_list("reservation_id", flat=True).distinct()
     for reservation in Reservation.objects.filter(pk__in=list(stranded)).order_by("pk"):
-        move_reservation(reservation, now=now)
+        unusable = BoundUnit.objects.filter(active, reservation=reservation).exclude(usable)
+        hosts = sorted(set(unusable.values_list("unit__gpu__host__name", flat=True)))
+        with transaction.atomic():
+            if move_reservation(reservation, now=now):
+                left = {"moved_at": now, "moved_from": ", ".join(hosts)[:200]}
+                Reservation.objects.filter(pk=reservation.pk).update(**left)
 
 
 def _close_reservations_due(now: datetime) -> None:

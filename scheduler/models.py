@@ -404,6 +404,8 @@ class Reservation(AskFields):
     )
     reason_numbers = models.JSONField(default=dict, blank=True)
     reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
+    moved_at = models.DateTimeField(null=True, blank=True, help_text="when it last let go of GPUs that can't be used")
+    moved_from = models.CharField(max_length=200, default="", blank=True, help_text="the hosts of those")
     created_at = models.DateTimeField()
 
     class Meta:

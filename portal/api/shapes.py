@@ -1174,6 +1174,7 @@ class HealthRuleShape(Ser):
     repeats = serializers.IntegerField()
     window_seconds = serializers.IntegerField()
     source = serializers.CharField()  # type: ignore[assignment]
+    elsewhere = serializers.CharField(help_text="where others do something else, and their source")
 
 
 class HealthRuleWish(Strict):
@@ -1189,5 +1190,6 @@ class TemplateShape(Ser):
     kind = serializers.ChoiceField(choices=WorkloadKind.choices)
     type = serializers.ChoiceField(choices=WorkloadType.choices)
     units = serializers.IntegerField()
+    hosts = serializers.IntegerField(help_text="so many units on each")
     profile = serializers.CharField()
     max_runtime_seconds = serializers.IntegerField()

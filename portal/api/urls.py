@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, explain, fleet, money, own, recordings, volumes, work
+from portal.api import calendar, explain, fleet, money, own, recordings, repairs, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -28,6 +28,13 @@ urlpatterns = [
     path("hosts/<str:name>/revoke/", fleet.RevokeHost.as_view()),
     path("hosts/<str:name>/join-token/", fleet.HostToken.as_view()),
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenance.as_view()),
+    path("hosts/<str:name>/maintenance/cancel/", repairs.CancelMaintenance.as_view()),
+    path("hosts/<str:name>/health/", repairs.HostHealth.as_view()),
+    path("hosts/<str:name>/diagnostics/", repairs.Diagnostics.as_view()),
+    path("hosts/<str:name>/diagnose/", repairs.Diagnose.as_view()),
+    path("hosts/<str:name>/return-gpu/", repairs.ReturnGpu.as_view()),
+    path("hosts/<str:name>/take-out-gpu/", repairs.TakeOutGpu.as_view()),
+    path("pools/<slug:slug>/repair-policy/", repairs.RepairPolicy.as_view()),
     path("health-rules/", fleet.HealthRules.as_view()),
     path("health-rules/<str:code>/", fleet.OneHealthRule.as_view()),
     path("volumes/", volumes.Volumes.as_view()),

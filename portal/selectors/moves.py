@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.reasons import Code
-from scheduler.models import Command, HostStateChange
+from scheduler.models import Command, GpuStateChange, HostStateChange
 from telemetry.models import HealthEvent, HealthRule
 
 MOVED = (Code.DRAINED, Code.GPU_ERROR)
@@ -24,7 +24,7 @@ class Move:
 
 
 def of_runs(runs: Iterable[int]) -> dict[int, Move]:
-    """By run, those that were told to leave. One query where there are none, at most four."""
+    """By run, those that were told to leave. One query where there are none, at most five."""
     told = list(
         Command.objects.filter(run__in=list(runs), code__in=MOVED, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
         .select_related("host")
@@ -50,6 +50,11 @@ def of_commands(told: Iterable[Command]) -> dict[int, Move]:
     )
     changes = HostStateChange.objects.filter(host__in=hosts, at__in=moments).exclude(reason="")
     words = {(host, at): reason for host, at, reason in changes.values_list("host_id", "at", "reason")}
+    if all(_key(command) in by_event for command in first.values()):
+        return {run: _move(c, by_event[_key(c)], meanings, "") for run, c in first.items()}
+    taken_out = GpuStateChange.objects.filter(gpu__host__in=hosts, at__in=moments).exclude(reason="")
+    for host, at, reason in taken_out.values_list("gpu__host_id", "at", "reason"):
+        words.setdefault((host, at), reason)
     return {run: _move(c, by_event.get(key), meanings, words.get(key, "")) for run, c in first.items() if (key := _key(c))}
 
 

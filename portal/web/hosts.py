@@ -16,6 +16,7 @@ from django.utils import timezone
 from portal import policy, wording
 from portal.models import User
 from portal.selectors import hosts as reads
+from portal.selectors import repairs
 from portal.services import hosts as verbs
 from portal.web import live
 from portal.web.access import signed_in, viewer
@@ -110,7 +111,11 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "refused": reads.refused_agent(row),
         "lacks": reads.lacks_of(row),
         "reported": row.hardware.get("reported") or {},
-        "windows": row.maintenance_windows.filter(end__gt=now).order_by("start"),
+        "windows": repairs.windows(row, now),
+        "health": (health := repairs.gpus(row)),
+        "ways": repairs.ways(health),
+        "strays": repairs.strays(user, row),
+        "sees_people": policy.sees_all_teams(user),
         "may_change": may_change,
         "closed": may_change and reads.is_closed(row),
         "still_there": reads.still_there(row, now) if may_change and reads.is_closed(row) else [],

@@ -16,7 +16,10 @@ from portal.selectors import hosts as host_reads
 from portal.selectors import organisation as reads
 from portal.services import health as health_verbs
 from portal.services import pools as verbs
+from portal.services.repairs import POLICY as REPAIR_POLICY
+from portal.services.repairs import change_repair_policy
 from portal.web.access import signed_in, viewer
+from portal.web.repairs import RepairPolicyForm
 from portal.web.verb_form import VerbForm
 from scheduler.isolation import Isolation
 from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
@@ -85,6 +88,7 @@ class TemplateForm(VerbForm):
     kind = forms.ChoiceField(choices=WorkloadKind.choices, label="Kind")
     type = forms.ChoiceField(choices=WorkloadType.choices, label="Workload type")
     units = forms.IntegerField(initial=1, label="GPUs or slices")
+    hosts = forms.IntegerField(initial=1, label="Hosts, each with so many", help_text="More than one for a job only.")
     profile = forms.CharField(
         max_length=60, required=False, label="Slice profile", help_text="Empty: whole GPUs. For instance 1g.10gb."
     )
@@ -129,6 +133,8 @@ def pool(request: HttpRequest, slug: str) -> HttpResponse:
     row = get_object_or_404(policy.visible_pools(request.user), slug=slug)
     if request.method == "POST" and "isolation" in request.POST:
         return _demand_isolation(request, row)
+    if request.method == "POST" and "stray_action" in request.POST:
+        return _change_repair_policy(request, row)
     form = PoolForm(request.POST or None, initial={name: getattr(row, name) for name in LIMIT_WORDS})
     if (
         request.method == "POST"
@@ -155,8 +161,25 @@ def _demand_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
     return _pool_page(request, row, PoolForm(initial={name: getattr(row, name) for name in LIMIT_WORDS}), form)
 
 
-def _pool_page(request: HttpRequest, row: Pool, form: PoolForm, isolation: IsolationForm) -> HttpResponse:
+def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
+    form = RepairPolicyForm(request.POST)
+    if form.is_valid():
+        done = form.carry_out(
+            change_repair_policy, actor=viewer(request), pool=row, now=timezone.now(), **form.cleaned_data
+        )
+        if done is not None:
+            messages.success(request, "Saved. Its hosts are told at once.")
+            return redirect("pool", row.slug)
+    limits = PoolForm(initial={name: getattr(row, name) for name in LIMIT_WORDS})
+    return _pool_page(request, row, limits, IsolationForm(initial={"isolation": row.isolation}), form)
+
+
+def _pool_page(
+    request: HttpRequest, row: Pool, form: PoolForm, isolation: IsolationForm, repair: RepairPolicyForm | None = None
+) -> HttpResponse:
+    repair = repair or RepairPolicyForm(initial={name: getattr(row, name) for name in REPAIR_POLICY})
     context = {
+        "repair": repair,
         "pool": row,
         "form": form,
         "isolation": isolation,
@@ -167,7 +190,7 @@ def _pool_page(request: HttpRequest, row: Pool, form: PoolForm, isolation: Isola
         ],
         "may_change": policy.may(request.user, "pool.change"),
     }
-    status = 400 if form.errors or isolation.errors else 200
+    status = 400 if form.errors or isolation.errors or repair.errors else 200
     return render(request, "organisation/pool.html", context, status=status)
 
 

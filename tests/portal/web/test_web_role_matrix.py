@@ -76,6 +76,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "host-drain": ("GET", OPERATORS),
     "host-return": ("GET", OPERATORS),
     "host-maintenance": ("GET", OPERATORS),
+    "host-repair": ("POST", OPERATORS_DO),
     "utilisation": ("GET", ALL),
     "utilisation-csv": ("GET", ALL),
     "approvals": ("GET", ALL),
@@ -185,7 +186,8 @@ class Things:
             "workload-relaunch",
         )
         arguments |= dict.fromkeys(jobs, [self.job.public_id])
-        arguments |= dict.fromkeys(("host", "host-cordon", "host-drain", "host-return", "host-maintenance"), ["delta"])
+        of_a_host = ("host", "host-cordon", "host-drain", "host-return", "host-maintenance", "host-repair")
+        arguments |= dict.fromkeys(of_a_host, ["delta"])
         decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")
         arguments |= dict.fromkeys(decisions, [self.submission.public_id])
         return reverse(name, args=arguments.get(name, []))

@@ -1,0 +1,177 @@
+"""Commands about one host: how its GPUs are, and what operators do about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.main import Session, cli, command
+from cli.words import Moment, ago, local
+
+WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
+
+
+@cli.group()
+def host() -> None:
+    """One host: its GPUs, diagnostics, repair and maintenance."""
+
+
+def _at(name: str, verb: str) -> str:
+    return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
+
+
+@command(host, "health")
+@click.argument("name")
+def health(session: Session, name: str) -> None:
+    """How its GPUs are, processes of no workload on them, and announced maintenance."""
+    found = session.client.get(_at(name, "health"))
+    if session.json:
+        return output.as_json(found)
+    now = datetime.now().astimezone()
+    output.table(
+        ("GPU", "model", "repair", "why", "last diagnostic", "when", "found"),
+        ((row["gpu"], row["model"], row["repair_state"], row["reason"], *_last(row, now)) for row in found["gpus"]),
+        "No GPU reported.",
+    )
+    if found["strays"]:
+        output.say(f"Processes of no workload: {found['strays']}")
+        output.table(
+            ("GPU", "pid", "user", "name", "MiB", "since", "done"),
+            (
+                (
+                    s["gpu"],
+                    s["pid"],
+                    s["user"],
+                    s["name"],
+                    s["memory_mib"],
+                    local(s["first_seen"]),
+                    s["done"] or "shown",
+                )
+                for s in found["stray_processes"]
+            ),
+            "Operators and auditors see whose they are.",
+        )
+    for window in found["maintenance"]:
+        output.say(
+            f"Away from {local(window['start'])} to {local(window['end'])}: {window['reason']} (window {window['id']})"
+        )
+    return None
+
+
+def _last(row: dict[str, Any], now: datetime) -> tuple[str, str, str]:
+    last = row["last_diagnostic"]
+    if last is None:
+        return "none yet", "", ""
+    simulated = " (simulated)" if last["simulated"] else ""
+    return f"{last['state']}{simulated}", ago(last["ended_at"] or last["created_at"], now), last["detail"]
+
+
+@command(host, "diagnose")
+@click.argument("name")
+@click.option("--gpu", type=int, help="Its index; every GPU that nobody holds unless given.")
+@WHY
+def diagnose(session: Session, name: str, gpu: int | None, why: str) -> None:
+    """Have it look at a GPU: memory, bandwidth, arithmetic. Passed, it comes back; failed, it is out."""
+    body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
+    rows = session.client.post(_at(name, "diagnose"), body)
+    if session.json:
+        return output.as_json(rows)
+    listed = ", ".join(str(row["gpu"]) for row in rows)
+    return output.say(f"Being looked at: GPU {listed}. See: gpupool host health {name}")
+
+
+@command(host, "return-gpu")
+@click.argument("name")
+@click.argument("gpu", type=int)
+@WHY
+def return_gpu(session: Session, name: str, gpu: int, why: str) -> None:
+    """A GPU back in service, whatever was found."""
+    _of_gpu(session, name, "return-gpu", gpu, why)
+
+
+@command(host, "take-out-gpu")
+@click.argument("name")
+@click.argument("gpu", type=int)
+@WHY
+def take_out_gpu(session: Session, name: str, gpu: int, why: str) -> None:
+    """A GPU out until it is returned; its work is stopped and starts elsewhere."""
+    _of_gpu(session, name, "take-out-gpu", gpu, why)
+
+
+def _of_gpu(session: Session, name: str, verb: str, gpu: int, why: str) -> None:
+    row = session.client.post(_at(name, verb), {"gpu": gpu, "why": why})
+    output.as_json(row) if session.json else output.say(f"GPU {gpu} of {name} is {row['repair_state']}.")
+
+
+@command(host, "cordon")
+@click.argument("name")
+@WHY
+def cordon(session: Session, name: str, why: str) -> None:
+    """Nothing new starts there; what runs goes on."""
+    _of_host(session, name, "cordon", why)
+
+
+@command(host, "drain")
+@click.argument("name")
+@WHY
+def drain(session: Session, name: str, why: str) -> None:
+    """Nothing new starts there, and what runs is asked to go."""
+    _of_host(session, name, "drain", why)
+
+
+@command(host, "return")
+@click.argument("name")
+@WHY
+def return_host(session: Session, name: str, why: str) -> None:
+    """Back in service."""
+    _of_host(session, name, "return", why)
+
+
+def _of_host(session: Session, name: str, verb: str, why: str) -> None:
+    row = session.client.post(_at(name, verb), {"why": why})
+    said = f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
+    output.as_json(row) if session.json else output.say(said)
+
+
+@command(host, "maintenance")
+@click.argument("name")
+@click.option("--start", type=Moment(), required=True, help="Such as 'tomorrow 08:00'.")
+@click.option("--end", type=Moment(), required=True)
+@click.option("--why", required=True, help="Shown to everybody; owners of what it touches are told.")
+def maintenance(session: Session, name: str, start: str, end: str, why: str) -> None:
+    """Announce a window in which it is away: nothing is planned into it."""
+    body = {"start": start, "end": end, "why": why}
+    row = session.client.post(_at(name, "maintenance"), body)
+    said = f"{name} is away from {local(row['start'])} to {local(row['end'])}."
+    output.as_json(row) if session.json else output.say(said)
+
+
+@command(host, "cancel-maintenance")
+@click.argument("name")
+@click.argument("window", type=int)
+@WHY
+def cancel_maintenance(session: Session, name: str, window: int, why: str) -> None:
+    """Take an announced window back; its number is in: gpupool host health NAME"""
+    row = session.client.post(_at(name, "maintenance/cancel"), {"window": window, "why": why})
+    output.as_json(row) if session.json else output.say(f"The window from {local(row['start'])} is taken back.")
+
+
+@command(cli, "repair-policy")
+@click.argument("pool")
+@click.option("--strays", "stray_action", type=click.Choice(["report", "warn", "end"]))
+@click.option("--tool", "diagnostic_tool", type=click.Choice(["auto", "own", "dcgm"]))
+@click.option("--deadline", "diagnostic_seconds", type=int, help="Seconds for one GPU.")
+@click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
+@click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
+def repair_policy(session: Session, pool: str, **given: Any) -> None:
+    """What a pool does by itself about processes of no workload and GPUs that are not to be trusted."""
+    path = f"pools/{quote(pool, safe='', errors='replace')}/repair-policy/"
+    change = {name: value for name, value in given.items() if value is not None}
+    row = session.client.put(path, change) if change else session.client.get(path)
+    if session.json:
+        return output.as_json(row)
+    return output.facts([(name.replace("_", " "), str(value)) for name, value in row.items()])

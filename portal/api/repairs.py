@@ -1,0 +1,185 @@
+"""Endpoints of GPUs that are not to be trusted: how they are, what is done about it, and maintenance that is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api import shapes
+from portal.api.base import PageQuery, Strict, View, find
+from portal.api.paging import page_of
+from portal.selectors import repairs as reads
+from portal.services import repairs as verbs
+from scheduler.models import Diagnostic, DiagnosticTool, Host, StrayAction
+from scheduler.states import DiagnosticState, RepairState
+
+
+class CheckShape(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    passed = serializers.BooleanField(allow_null=True, help_text="null: it only measures, or could not be made")
+    numbers = serializers.DictField()
+    detail = serializers.CharField()
+
+
+class DiagnosticShape(serializers.Serializer[Any]):
+    id = serializers.UUIDField(source="public_id")
+    gpu = serializers.IntegerField(source="gpu.index")
+    why = serializers.ChoiceField(choices=Diagnostic.Why.choices)
+    state = serializers.ChoiceField(choices=[s.value for s in DiagnosticState])
+    tool = serializers.CharField(help_text="dcgm, own or simulated")
+    simulated = serializers.BooleanField(help_text="nothing was measured")
+    checks = CheckShape(many=True)
+    detail = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+
+
+class GpuHealthShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    uuid = serializers.CharField(source="gpu.uuid")
+    model = serializers.CharField(source="gpu.model")
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState], source="gpu.repair_state")
+    reason = serializers.CharField(source="gpu.state_reason")
+    last_diagnostic = DiagnosticShape(source="last", allow_null=True)
+
+
+class StrayShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    pid = serializers.IntegerField()
+    user = serializers.CharField()
+    name = serializers.CharField()
+    memory_mib = serializers.IntegerField(allow_null=True)
+    run = serializers.CharField(help_text="of a workload that does not hold this GPU")
+    done = serializers.CharField(help_text="what its host did about it, or why nothing")
+    first_seen = serializers.DateTimeField()
+
+
+class WindowShape(shapes.MaintenanceShape):
+    id = serializers.IntegerField(source="pk")
+
+
+class HostHealthShape(serializers.Serializer[Any]):
+    gpus = GpuHealthShape(many=True)
+    strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
+    stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
+    maintenance = WindowShape(many=True)
+
+
+class HostHealth(View):
+    @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
+    def get(self, request: Request, name: str) -> Response:
+        """How its GPUs are: repair, last diagnostic, processes of no workload, announced maintenance."""
+        host = _host(self, name)
+        found = reads.strays(self.actor, host)
+        told = {
+            "gpus": reads.gpus(host),
+            "strays": found.count,
+            "stray_processes": found.rows,
+            "maintenance": reads.windows(host, self.now),
+        }
+        return self.one(told, HostHealthShape)
+
+
+class Diagnostics(View):
+    @extend_schema(operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_of(DiagnosticShape))
+    def get(self, request: Request, name: str) -> Response:
+        """What diagnostics of its GPUs found, the newest first."""
+        rows = _host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
+        return self.page(rows, DiagnosticShape, self.query(PageQuery))
+
+
+class DiagnoseWish(Strict):
+    gpu = serializers.IntegerField(
+        min_value=0, required=False, help_text="its index; not given: every GPU that is free"
+    )
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class Diagnose(View):
+    @extend_schema(operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)})
+    def post(self, request: Request, name: str) -> Response:
+        """Have the host look at one of its GPUs, or at all that nobody holds. For operators."""
+        host = _host(self, name)
+        given = self.given(DiagnoseWish)
+        made = [verbs.diagnose_gpu(**self.by, host=host, **given)] if "gpu" in given else None
+        rows = made if made is not None else verbs.diagnose_host(**self.by, host=host, **given)
+        return Response(DiagnosticShape(rows, many=True).data, status=202)
+
+
+class GpuWish(Strict):
+    gpu = serializers.IntegerField(min_value=0, help_text="its index")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class ReturnGpu(View):
+    @extend_schema(operation_id="hosts_return_gpu", request=GpuWish, responses=GpuHealthShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A GPU back in service, whatever was found. For operators."""
+        return _changed(self, name, verbs.return_gpu)
+
+
+class TakeOutGpu(View):
+    @extend_schema(operation_id="hosts_take_out_gpu", request=GpuWish, responses=GpuHealthShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A GPU out until it is returned; its work is stopped and starts elsewhere. For operators."""
+        return _changed(self, name, verbs.take_out_gpu)
+
+
+class WindowWish(Strict):
+    window = serializers.IntegerField(min_value=1, help_text="its id")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class CancelMaintenance(View):
+    @extend_schema(operation_id="hosts_cancel_maintenance", request=WindowWish, responses=WindowShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Take an announced window back. For operators."""
+        host = _host(self, name)
+        return self.one(verbs.cancel_maintenance(**self.by, host=host, **self.given(WindowWish)), WindowShape)
+
+
+class RepairPolicyShape(serializers.Serializer[Any]):
+    stray_action = serializers.ChoiceField(choices=StrayAction.choices)
+    diagnostic_tool = serializers.ChoiceField(choices=DiagnosticTool.choices)
+    diagnostic_seconds = serializers.IntegerField()
+    diagnose_after_quarantine = serializers.BooleanField()
+    diagnose_every_hours = serializers.IntegerField(help_text="of idle GPUs; 0: never")
+
+
+class RepairPolicyWish(Strict):
+    stray_action = serializers.ChoiceField(choices=StrayAction.choices, required=False)
+    diagnostic_tool = serializers.ChoiceField(choices=DiagnosticTool.choices, required=False)
+    diagnostic_seconds = serializers.IntegerField(required=False)
+    diagnose_after_quarantine = serializers.BooleanField(required=False)
+    diagnose_every_hours = serializers.IntegerField(required=False)
+
+
+class RepairPolicy(View):
+    @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
+    def get(self, request: Request, slug: str) -> Response:
+        """What the pool does by itself about processes of no workload and GPUs that are not to be trusted."""
+        return self.one(find(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape)
+
+    @extend_schema(operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape)
+    def put(self, request: Request, slug: str) -> Response:
+        """Change it; what is not given stays. For operators."""
+        pool = find(policy.visible_pools(self.actor), slug=slug)
+        return self.one(
+            verbs.change_repair_policy(**self.by, pool=pool, **self.given(RepairPolicyWish)), RepairPolicyShape
+        )
+
+
+def _host(view: View, name: str) -> Host:
+    return find(policy.visible_hosts(view.actor).select_related("pool"), name=name)
+
+
+def _changed(view: View, name: str, verb: Any) -> Response:
+    host = _host(view, name)
+    gpu = verb(**view.by, host=host, **view.given(GpuWish))
+    return view.one(next(each for each in reads.gpus(host) if each.gpu.pk == gpu.pk), GpuHealthShape)

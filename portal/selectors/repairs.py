@@ -1,0 +1,78 @@
+"""Reads of how the GPUs of a host are: their repair, what diagnostics found, and processes on them that belong to nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from portal import policy
+from portal.models import User
+from scheduler.models import Diagnostic, Gpu, Host
+from scheduler.states import DiagnosticState, RepairState
+from telemetry.models import Stray
+
+OPEN = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
+STRAYS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """One GPU of a host. ``last``: its newest diagnostic; ``facts``: what its host reports of its topology."""
+
+    gpu: Gpu
+    last: Diagnostic | None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def well(self) -> bool:
+        return bool(self.gpu.repair_state == RepairState.WELL)
+
+    @property
+    def open(self) -> bool:
+        """Whether it is looked at now."""
+        return self.last is not None and self.last.state in OPEN
+
+
+def gpus(host: Host) -> list[GpuHealth]:
+    """Every GPU in order. Two queries."""
+    rows = list(host.gpus.filter(retired_at=None).order_by("index"))
+    newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
+    last = {row.gpu_id: row for row in newest}
+    reported = (host.hardware.get("reported") or {}).get("gpus") or []
+    facts = {each.get("uuid"): each for each in reported}
+    return [GpuHealth(gpu, last.get(gpu.pk), facts.get(gpu.uuid, {})) for gpu in rows]
+
+
+def ways(health: list[GpuHealth]) -> list[tuple[str, str]]:
+    """How its GPUs reach each other: (way, pairs), such as ("NVLink", "0–1, 2–3") or ("NVLink", "all")."""
+    index = {each.gpu.uuid: each.gpu.index for each in health}
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for each in health:
+        for other, way in (each.facts.get("links") or {}).items():
+            if other in index and each.gpu.index < index[other]:
+                pairs.setdefault(str(way), []).append((each.gpu.index, index[other]))
+    every = len(health) * (len(health) - 1) // 2
+    return [
+        (way, "all" if len(found) == every and every > 1 else ", ".join(f"{a}–{b}" for a, b in sorted(found)))
+        for way, found in sorted(pairs.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Strays:
+    """Processes on a host's GPUs that belong to no workload. ``rows`` are for operators and auditors: others see how many."""
+
+    count: int
+    rows: list[Stray]
+
+
+def strays(viewer: User, host: Host) -> Strays:
+    """Those that are there now. Their users and names are of people who may have nothing to do with the pool."""
+    rows = list(Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid"))
+    return Strays(len(rows), rows[:STRAYS_SHOWN] if policy.sees_all_teams(viewer) else [])
+
+
+def windows(host: Host, now: datetime) -> list[Any]:
+    """Announced maintenance that is not over."""
+    return list(host.maintenance_windows.filter(end__gt=now).order_by("start", "pk"))

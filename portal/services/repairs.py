@@ -1,0 +1,159 @@
+"""Verbs on GPUs that are not to be trusted: having them looked at, given back, taken out; and what a pool does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import User
+from portal.services import audit
+from portal.validation import Checks
+from scheduler import diagnostics, nudge
+from scheduler import services as engine
+from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
+
+POLICY = ("stray_action", "diagnostic_tool", "diagnostic_seconds", "diagnose_after_quarantine", "diagnose_every_hours")
+LEAST_SECONDS, MOST_SECONDS = 30, 4 * 3600
+MOST_HOURS = 24 * 365
+REFUSALS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "gpu_is_held": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."
+    ),
+    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed already.",
+    "host_does_not_answer": lambda n: f"{n['host']} does not answer: a diagnostic needs its agent.",
+    "gpu_is_not_reported": lambda n: (
+        f"GPU {n['gpu']} is not reported by {n['host']} any more: there is nothing to look at."
+    ),
+    "host_has_no_gpus": lambda n: f"{n['host']} has no GPUs.",
+}
+
+
+def gpu_of(host: Host, index: Any) -> Gpu:
+    """The GPU of that index. Raises Invalid."""
+    checks = Checks()
+    there = {str(gpu.index): gpu for gpu in host.gpus.filter(retired_at=None).order_by("index")}
+    name = checks.choice("gpu", str(index), list(there))
+    checks.done()
+    return there[name]
+
+
+def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Diagnostic:
+    """Have a host look at one of its GPUs, which nobody holds. One in service stays in service and is given to work at once.
+
+    Raises Invalid, NotAllowed, Conflict.
+    """
+    policy.require(actor, "host.change")
+    row, why = gpu_of(host, gpu), _why(why)
+    with transaction.atomic():
+        made: Diagnostic = _wanted(lambda: diagnostics.want(row, why=Diagnostic.Why.OPERATOR, now=now))
+        audit.record(actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why)
+    return made
+
+
+def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> list[Diagnostic]:
+    """The same for each GPU of the host that nobody holds. Raises NotAllowed, and Conflict when there is none."""
+    policy.require(actor, "host.change")
+    why = _why(why)
+    with transaction.atomic():
+        made: list[Diagnostic] = _wanted(lambda: diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=now))
+        told = {"gpus": [row.gpu.index for row in made]}
+        audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
+    return made
+
+
+def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU back in service, whatever was found: who says so has looked at it. Raises Invalid, NotAllowed, Conflict."""
+    return _change(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
+
+
+def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU out until an operator returns it; its work is stopped and starts elsewhere. Raises Invalid, NotAllowed, Conflict."""
+    return _change(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
+
+
+def cancel_maintenance(
+    *, actor: User, host: Host, window: Any, now: datetime, why: str = "", via: str = "web"
+) -> MaintenanceWindow:
+    """Take an announced window back. Raises Invalid, NotAllowed, Conflict when it was gone already."""
+    policy.require(actor, "host.change")
+    checks = Checks()
+    there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
+    name = checks.choice("window", str(window), list(there))
+    checks.done()
+    row, why = there[name], _why(why)
+    with transaction.atomic():
+        before = audit.facts(row, "start", "end", "reason")
+        if not engine.cancel_maintenance(row):
+            raise Conflict("The window was taken back already.")
+        audit.record(actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why)
+    row.pk = int(name)
+    return row
+
+
+def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
+    """What a pool does by itself about processes of no workload and about GPUs that are not to be trusted.
+
+    ``given``: fields of POLICY; what is not given stays. Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "pool.change")
+    checks = Checks()
+    clean: dict[str, Any] = {}
+    for field, value in given.items():
+        if field == "stray_action":
+            clean[field] = checks.choice(field, value, StrayAction.values)
+        elif field == "diagnostic_tool":
+            clean[field] = checks.choice(field, value, DiagnosticTool.values)
+        elif field == "diagnostic_seconds":
+            clean[field] = checks.count(field, value, LEAST_SECONDS, MOST_SECONDS, "seconds")
+        elif field == "diagnose_every_hours":
+            clean[field] = checks.count(field, value, 0, MOST_HOURS, "hours")
+        elif field == "diagnose_after_quarantine":
+            clean[field] = checks.flag(field, value)
+        else:
+            checks.note(field, value, f"{field} is not known; allowed: {', '.join(POLICY)}.")
+    checks.done()
+    with transaction.atomic():
+        before = audit.facts(pool, *clean)
+        Pool.objects.filter(pk=pool.pk).update(**clean)
+        pool.refresh_from_db()
+        after = audit.facts(pool, *clean)
+        if before != after:
+            audit.record(
+                actor=actor, via=via, now=now, verb="change_repair_policy", target=pool, before=before, after=after
+            )
+        nudge.hosts(pool.hosts.values_list("pk", flat=True))
+    return pool
+
+
+def _change(
+    actor: User, host: Host, gpu: Any, why: str, now: datetime, via: str, verb: str, deed: Callable[..., bool]
+) -> Gpu:
+    policy.require(actor, "host.change")
+    row, why = gpu_of(host, gpu), _why(why)
+    with transaction.atomic():
+        before = audit.facts(row, "index", "repair_state", "state_reason")
+        if not deed(row, reason=why, now=now):
+            raise Conflict(f"GPU {row.index} of {host.name} is {row.repair_state} already.")
+        after = audit.facts(row, "index", "repair_state", "state_reason")
+        audit.record(actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why)
+    return row
+
+
+def _wanted(deed: Callable[[], Any]) -> Any:
+    try:
+        return deed()
+    except engine.Refused as no:
+        numbers = dict(no.numbers)
+        raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None
+
+
+def _why(value: Any) -> str:
+    checks = Checks()
+    clean = checks.text("why", value, least=0, most=300)
+    checks.done()
+    return clean

@@ -1,0 +1,149 @@
+"""The host page about the health of its GPUs: who sees and does what, and that it is so."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from agent.protocol import CheckSeen, DiagnosticSeen, StraySeen
+from portal import notify, wording
+from portal.models import Notification
+from portal.services import hosts as host_verbs
+from portal.services import repairs
+from scheduler import clock, diagnostics
+from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation
+from telemetry.agent_api import accept_strays
+from telemetry.models import HealthRule
+from tests.portal.web.work_samples import run_job, signed_in
+from tests.telemetry.rows import reservation
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def page(world: World, who: str = "operator", host: str = "alpha") -> str:
+    return signed_in(world.people[who]).get(reverse("host", args=[host])).content.decode()
+
+
+def press(world: World, verb: str, **more: object) -> str:
+    client = signed_in(world.people["operator"])
+    given = {"verb": verb, **{name: str(value) for name, value in more.items()}}
+    return client.post(reverse("host-repair", args=["alpha"]), given, follow=True).content.decode()
+
+
+def told(world: World, who: str) -> list[str]:
+    rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
+    return [wording.notice(row.kind, row.numbers) for row in rows]
+
+
+def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -> None:
+    Host.objects.filter(name="alpha").update(simulated=False)
+    assert "GPU 2 is being looked at" in press(world, "diagnose", gpu=2)
+    row = Diagnostic.objects.get()
+    seen = DiagnosticSeen(
+        str(row.public_id), "failed", "own", [CheckSeen("memory", False, {"wrong_words": 3})], "memory: 3 words"
+    )
+    diagnostics.take_in(row.host, [seen], world.now + timedelta(minutes=1))
+    shown = page(world)
+    assert "memory: 3 words" in shown and "wrong_words 3" in shown and "Out of service" in shown
+    notify.tell(world.now + timedelta(minutes=2))
+    assert told(world, "operator") == [
+        "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out until you return it."
+    ]
+    assert told(world, "member") == []
+    assert "GPU 2 is back in service" in press(world, "return", gpu=2)
+    assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
+
+
+def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
+    Host.objects.filter(name="alpha").update(simulated=True)
+    press(world, "diagnose", gpu=0)
+    row = Diagnostic.objects.get()
+    seen = DiagnosticSeen(str(row.public_id), "passed", "simulated", [CheckSeen("memory", True)])
+    diagnostics.take_in(row.host, [seen], world.now)
+    shown = page(world)
+    assert "simulated: nothing is measured" in shown and '<span class="tag">simulated</span>' in shown
+
+
+def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
+    assert "allowed: diagnose, diagnose-all, return, out, cancel-window" in press(world, "explode", gpu=1)
+    assert "gpu is &#x27;99&#x27;; allowed: 0" in press(world, "diagnose", gpu=99)
+
+
+def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world: World) -> None:
+    uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
+    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now)
+    shown = page(world)
+    assert "miner" in shown and "pid 4242" in shown and "ada" in shown and "900 MiB" in shown
+    other = page(world, "member")
+    assert "miner" not in other and "ada" not in other and "1 now" in other
+
+
+def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) -> None:
+    name = world.vision.member.username
+    uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
+    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 1, 7, name, "train", 900)], world.now)
+    notify.tell(world.now + timedelta(seconds=5))
+    assert told(world, "member") == []
+    Pool.objects.update(stray_action="warn")
+    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 2, 8, name, "train", 900)], world.now)
+    notify.tell(world.now + timedelta(seconds=10))
+    (said,) = [each for each in told(world, "member") if "pid 2" in each]
+    assert "Your process train (pid 2) uses GPU 0 of alpha outside the pool" in said
+
+
+def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
+    given = {
+        "stray_action": "end", "diagnostic_tool": "own", "diagnostic_seconds": "300", "diagnose_every_hours": "24",
+        "diagnose_after_quarantine": "on",
+    }  # fmt: skip
+    client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
+    assert client.post(address, given).status_code == 302
+    pool = Pool.objects.get(slug="shared")
+    assert (pool.stray_action, pool.diagnostic_tool, pool.diagnostic_seconds) == ("end", "own", 300)
+    bad = client.post(address, given | {"diagnostic_seconds": "1"})
+    assert bad.status_code == 400 and "30 to 14,400 seconds" in bad.content.decode()
+    assert signed_in(world.vision.member).post(address, given).status_code == 403
+
+
+def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: World) -> None:
+    run_job(world, world.vision, "storm", host="alpha", gpus=[0])
+    run_job(world, world.language, "elsewhere", host="beta", gpus=[0])
+    start = world.now + timedelta(hours=1)
+    given: dict[str, Any] = {"actor": world.people["operator"], "host": world.hosts["alpha"], "now": world.now}
+    window = host_verbs.set_maintenance(**given, start=start, end=start + timedelta(hours=2), why="new fans")
+    notify.tell(world.now + timedelta(seconds=5))
+    (said,) = told(world, "member")
+    assert said.startswith("alpha is away from") and "new fans. storm is moved off it before that" in said
+    assert not [each for each in told(world, "other team") if "away" in each]
+    repairs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
+    assert not MaintenanceWindow.objects.exists()
+    notify.tell(world.now + timedelta(minutes=2))
+    assert "is taken back: storm stays where it is" in told(world, "member")[-1]
+
+
+def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) -> None:
+    made = reservation(
+        world,
+        world.vision,
+        units_of(world.hosts["alpha"])[:2],
+        world.now - timedelta(minutes=5),
+        world.now + timedelta(hours=5),
+    )
+    Host.objects.filter(name="alpha").update(admin_state="cordoned")
+    clock.reservation_clock(world.now)
+    assert not BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(seconds=1)).exists()
+    row = Reservation.objects.get(pk=made.pk)
+    assert (row.moved_from, row.moved_at) == ("alpha", world.now)
+    notify.tell(world.now + timedelta(seconds=5))
+    assert "Reservation sprint leaves alpha, which can't be used at present." in told(world, "member")[0]
+
+
+def test_the_table_shows_where_others_differ_with_their_source(world: World) -> None:
+    shown = signed_in(world.people["operator"]).get(reverse("health-rules")).content.decode()
+    assert "Others differ: GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
+    codes = set(HealthRule.objects.values_list("code", flat=True))
+    assert {"xid:154", "remap:failed", "throttle:thermal", "nvlink:down", "breaker:attempts"} <= codes
