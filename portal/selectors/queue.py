@@ -30,7 +30,7 @@ RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, Worklo
 SOONER_SECONDS = 60
 MOST_AHEAD = 10
 MOST_MODELS_IN_FORM = 3
-TO_FILL_IN = timedelta(minutes=10)  # before a window that is offered begins
+TO_FILL_IN = timedelta(minutes=10)  # before a window that is offered begins, of which up to five go into rounding
 
 
 @dataclass(frozen=True)

@@ -354,11 +354,10 @@ def _window_needs(windows: list[reads.AnotherTime]) -> str:
     if not windows:
         return ""
     workload = windows[0].workload
-    needs = "an operator has to agree" if windows[0].needs_approval else "it is confirmed at once"
+    needs = "An operator has to agree." if windows[0].needs_approval else "It is confirmed at once."
     return (
-        f"A reservation is another promise than a place in the queue: {home_cards.asked(workload)}, for nobody else in that"
-        f" time, charged whether used or not, within what {workload.project.team.name} is guaranteed; {needs}. This one keeps"
-        " its place until you cancel it."
+        f"A reservation of {home_cards.asked(workload)}, within what {workload.project.team.name} is guaranteed: preemptible"
+        f" work is told to go for it, and it is charged whether used or not. {needs} This one keeps its place."
     )
 
 

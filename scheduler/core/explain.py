@@ -27,7 +27,7 @@ from scheduler.core.timeline import Promises
 
 MOST_ALTERNATIVES = 5
 MOST_TRIED, LEAST_TRIED = 24, 2  # ways to ask that are planned for
-WORK = 2_500  # turns gone through in all of them
+WORK = 1_600  # turns gone through in all of them
 
 
 def preview(snapshot: Snapshot, queued: Queued, now: int) -> Placement | Refusal:

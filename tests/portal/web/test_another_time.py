@@ -78,7 +78,7 @@ def test_what_is_above_the_pools_threshold_says_who_has_to_agree(world: World) -
     with time_machine.travel(now, tick=False):
         page = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id]))
         offered = api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
-    assert "an operator has to agree" in page.context["detail"]["window_needs"]
+    assert "An operator has to agree" in page.context["detail"]["window_needs"]
     assert offered[0]["needs_approval"] and "approval" in offered[0]["words"]
 
 
