@@ -21,14 +21,15 @@ head_answers() {
 
 if [ "$GPUPOOL_HOST_RANK" != 0 ]; then
     until head_answers; do sleep 1; done
-    ray start --address="$MASTER_ADDR:$MASTER_PORT" "${units[@]}" &
-    worker=$!
-    while kill -0 "$worker" 2> /dev/null; do
+    worker=
+    while head_answers || { sleep 5 && head_answers; }; do # once it has ended, it says how
+        if ! kill -0 "$worker" 2> /dev/null; then # not started yet, or the head was not ready for it
+            ray start --address="$MASTER_ADDR:$MASTER_PORT" "${units[@]}" &
+            worker=$!
+        fi
         sleep 2
-        head_answers || { sleep 5 && head_answers; } || exit 0 # it has ended, and says how
     done
-    wait "$worker"
-    exit
+    exit 0
 fi
 
 ray start --head --port="$MASTER_PORT" --dashboard-host=127.0.0.1 --dashboard-port="$dashboard" --temp-dir="$folder" "${units[@]}" &

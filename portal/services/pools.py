@@ -175,9 +175,13 @@ def save_template(
     description: str = "",
     profile: str = "",
     command: str = "",
+    hosts: int = 1,
     via: str = "web",
 ) -> Template:
-    """Make a template, or change ``template``. A job's needs a command, a notebook's has none. Raises Invalid, NotAllowed."""
+    """Make a template, or change ``template``. A job's needs a command; a notebook's has none, and is on one host.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "template.change")
     checks = Checks()
     clean: dict[str, Any] = {
@@ -186,6 +190,7 @@ def save_template(
         "kind": checks.choice("kind", kind, WorkloadKind.values),
         "type": checks.choice("type", type, WorkloadType.values),
         "units": checks.count("units", units, 1, 1024, "GPUs"),
+        "hosts": checks.count("hosts", hosts, 1, 1024 if kind == WorkloadKind.JOB else 1, "hosts"),
         "profile": checks.text("profile", profile, least=0, most=30),
         "command": checks.text(
             "command", command, least=1 if kind == WorkloadKind.JOB else 0, most=100_000, lines=True

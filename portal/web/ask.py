@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from portal import policy
-from portal.models import Submission, User
+from portal.models import Submission, Template, User
 from portal.selectors.work import RELATED
 from portal.services import reservations, series, workloads
 from portal.web import ask_preview
@@ -33,8 +34,9 @@ from portal.web.ask_forms import (
 )
 from portal.web.context import currency_of
 from scheduler.core.model import Priority
-from scheduler.models import JobArray, Reservation, Series, Workload
+from scheduler.models import JobArray, Reservation, Series, Workload, WorkloadKind
 
+SLUG = re.compile(r"[-a-zA-Z0-9_]{1,40}")
 REMEMBERED = "last_ask"
 NOT_REMEMBERED = frozenset(
     {
@@ -187,6 +189,7 @@ def _initial(request: HttpRequest, user: User, now: datetime, kind: str, options
     if kind == "notebook" and "type" not in remembered:
         initial["type"] = "interactive"
     initial |= _from_workload(request, user)
+    initial |= _from_template(request, initial["target"])
     initial |= _from_address(request.GET)
     if request.GET.get("kind") in dict(KINDS):
         initial["kind"] = kind  # also of what is filled in from another kind
@@ -201,6 +204,25 @@ def _from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
         return {}
     workload = policy.visible_workloads(user).filter(public_id=public_id).select_related(*RELATED).first()
     return values_of(workload, user) if workload else {}
+
+
+def _from_template(request: HttpRequest, target: str) -> dict[str, Any]:
+    """A template for jobs; its profile takes the place of the one in ``target``, POOL|MODEL|PROFILE."""
+    slug = request.GET.get("template", "")
+    template = Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first() if SLUG.fullmatch(slug) else None
+    if template is None:
+        return {}
+    pool, _, rest = target.partition("|")
+    return {
+        "kind": "job",
+        "name": template.slug,
+        "type": template.type,
+        "command": template.command,
+        "hosts": template.hosts,
+        "target": f"{pool}|{rest.partition('|')[0]}|{template.profile}",
+        **count_values(template.units),
+        **length_values(timedelta(seconds=template.max_runtime_seconds)),
+    }
 
 
 def _from_address(given: QueryDict) -> dict[str, Any]:

@@ -213,11 +213,12 @@ print("sees", int(ray.cluster_resources()["GPU"]), *sorted(ray.get([sees.remote(
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(400)
 def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its_gpus(two_hosts: TwoHosts) -> None:
     command = f"bash -c {shlex.quote((ROOT / 'examples' / 'ray_cluster.sh').read_text())} ray_cluster.sh"
     path = f"{EXAMPLES / 'bin'}{os.pathsep}{os.environ['PATH']}"
     workload = two_hosts.submit(command, units=2, environment={"PATH": path, "OMP_NUM_THREADS": "1"})
-    two_hosts.until(lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 120)
+    two_hosts.until(lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 150)
     link = urlsplit(
         workloads.open_workspace(
             actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), session_key="", now=timezone.now()
@@ -227,7 +228,7 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
     assert door.ask("GET", "/api/jobs/") == (401, "")
     entered = door.ask("GET", f"{link.path}?{link.query}")
     assert entered[0] == 303
-    two_hosts.until(lambda: door.nodes() == 2, 90)
+    two_hosts.until(lambda: door.nodes() == 2, 120)
     status, said = door.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
     assert status == 200, said
     job = json.loads(said)["submission_id"]

@@ -1,0 +1,51 @@
+"""A template for jobs fills the form in, also for a job on several hosts."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal.errors import Invalid
+from portal.services import pools
+from tests.world import World, world
+
+__all__ = ["world"]
+
+
+def signed_in(world: World) -> Client:
+    client = Client()
+    client.force_login(world.vision.member)
+    return client
+
+
+def cluster(world: World, **changes: object) -> object:
+    wish: dict[str, object] = {
+        "name": "Ray cluster", "kind": "job", "type": "training", "units": 2, "hosts": 2, "command": "bash ray_cluster.sh",
+        "max_runtime_seconds": 7200,
+    }  # fmt: skip
+    return pools.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
+
+
+def test_a_template_on_two_hosts_fills_the_form_in(world: World) -> None:
+    cluster(world)
+    client = signed_in(world)
+    listed = client.get(reverse("templates")).content.decode()
+    assert "2 hosts × 2" in listed and "?kind=job&amp;template=ray-cluster" in listed
+    form = client.get("/ask/?kind=job&template=ray-cluster").context["form"]
+    found = {name: form[name].value() for name in ("kind", "command", "hosts", "count", "length", "length_unit")}
+    assert found == {
+        "kind": "job", "command": "bash ray_cluster.sh", "hosts": 2, "count": "2", "length": 2, "length_unit": "hours",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("slug", ["nothing", "a" * 500, "../x"])
+def test_a_template_that_there_is_not_changes_nothing(world: World, slug: str) -> None:
+    answer = signed_in(world).get(f"/ask/?kind=job&template={slug}")
+    assert answer.status_code == 200 and answer.context["form"]["hosts"].value() == 1
+
+
+def test_a_notebook_is_on_one_host(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        cluster(world, kind="notebook", command="")
+    assert "hosts" in refused.value.fields
