@@ -16,20 +16,22 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from agent import AGENT_VERSION
+from agent import AGENT_VERSION, smi
 from agent.addresses import towards
 from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome
 from agent.daemon import Agent, Options
+from agent.diagnostics import plant_fault
 from agent.launchers import choose
 from agent.meter import Hardware, Meter
 from agent.network import MODES, open_network
 from agent.nvml_meter import NoAnswer, NvmlMeter
+from agent.protocol import SampleRow
 from agent.runs import Runs
-from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant
+from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant, plant_stray
 from agent.state import State, StateError
 from agent.tenants import HIGHEST, LOWEST, Range
 
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="agent", description="The program on GPU hosts.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=AGENT_VERSION)
-    commands = parser.add_subparsers(required=True, metavar="run|probe|plant-xid", parser_class=_Parser)
+    commands = parser.add_subparsers(required=True, metavar="run|probe|plant-xid|plant-stray|plant-fault", parser_class=_Parser)
 
     run = commands.add_parser("run", help="keep this host's part of the pool", allow_abbrev=False)
     run.add_argument("--state", type=_folder, required=True, help="folder for credential, runs and spool")
@@ -118,6 +120,22 @@ def _parser() -> argparse.ArgumentParser:
     event.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
     event.add_argument("--code", type=_whole(1, LARGEST_XID), required=True, help="XID, like 79")
     event.set_defaults(run=_plant)
+
+    stray = commands.add_parser(
+        "plant-stray", help="have a real process of this machine found on a simulated GPU", allow_abbrev=False
+    )
+    stray.add_argument("--state", type=_folder, required=True, help="the agent's folder")
+    stray.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
+    stray.add_argument("--pid", type=_whole(1, 999_999), required=True)
+    stray.set_defaults(run=_plant_stray)
+
+    fault = commands.add_parser(
+        "plant-fault", help="what diagnostics of a simulated GPU find from now on", allow_abbrev=False
+    )
+    fault.add_argument("--state", type=_folder, required=True, help="the agent's folder")
+    fault.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
+    fault.add_argument("--fault", choices=("memory", "bandwidth", "arithmetic", "none"), required=True)
+    fault.set_defaults(run=_plant_fault)
     return parser
 
 
@@ -281,16 +299,40 @@ def _probe(options: argparse.Namespace) -> int:
         meter = _meter(options.host or _own_name(), models, options.simulate_mig, folder)
         hardware = await _hardware(meter)
         rows = await meter.sample({}, time.time())
-        print(
-            json.dumps(
-                {"simulated": meter.simulated, "hardware": asdict(hardware), "samples": [asdict(row) for row in rows]},
-                indent=2,
-            )
-        )
+        told: dict[str, Any] = {
+            "simulated": meter.simulated,
+            "hardware": asdict(hardware),
+            "samples": [asdict(row) for row in rows],
+            "processes": [asdict(each) for each in meter.processes()],
+            "earlier_events": [asdict(event) for event in await meter.earlier(time.time())],
+        }
+        if isinstance(meter, NvmlMeter):
+            told["conditions"] = await meter.conditions()
+            told["nvidia_smi"] = _beside_nvidia_smi(hardware, rows)
+        print(json.dumps(told, indent=2))
         await meter.close()
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(show(Path(folder)))
+    return 0
+
+
+def _beside_nvidia_smi(hardware: Hardware, rows: list[SampleRow]) -> dict[str, Any]:
+    try:
+        found = smi.compare(smi.printed(), hardware, rows)
+    except smi.NotThere as why:
+        return {"compared": False, "why": str(why)}
+    differ = [f"{each.fact}{f' of {each.gpu}' if each.gpu else ''}" for each in found if each.same is False]
+    return {"compared": True, "differ": differ, "facts": [asdict(each) for each in found]}
+
+
+def _plant_stray(options: argparse.Namespace) -> int:
+    plant_stray(options.state, options.gpu, options.pid)
+    return 0
+
+
+def _plant_fault(options: argparse.Namespace) -> int:
+    plant_fault(options.state, options.gpu, "" if options.fault == "none" else options.fault)
     return 0
 
 

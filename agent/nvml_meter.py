@@ -98,6 +98,11 @@ class NvmlMeter:
         self._hung_since = None
         return found
 
+    async def conditions(self) -> dict[str, conditions.Condition]:
+        """By GPU: what can be wrong with it without an event, as it is now. Raises NoAnswer."""
+        answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
+        return answer
+
     async def _changed_conditions(self, now: float) -> list[HardwareEvent]:
         if time.monotonic() - self._conditions_at < CONDITIONS_SECONDS:
             return []

@@ -27,6 +27,8 @@ NO_ANSWER_MARGIN = timedelta(seconds=120)  # beyond the deadline, for a host tha
 AGAIN_AFTER = timedelta(minutes=10)  # one that was stopped is tried again
 MOST_TRIES = 3  # per quarantine; then a person has to look
 PERIODIC_SHARE = 8  # of so many GPUs of a pool one may be looked at at once, and always one
+OUT_WINDOW = timedelta(hours=1)
+OUT_SHARE = 8  # of so many GPUs in service one may be taken out by diagnostics within the window; one always may
 MOST_CHECKS = 50
 
 
@@ -133,12 +135,24 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
     if new == DiagnosticState.PASSED:
         if gpu.repair_state == RepairState.DIAGNOSING:
             return_gpu(gpu, reason="its diagnostic passed", now=now)
-    elif new == DiagnosticState.FAILED:
+    elif new == DiagnosticState.FAILED and (gpu.repair_state != RepairState.WELL or _may_go(gpu, row, now)):
         take_out_gpu(gpu, reason=f"its diagnostic failed: {row.detail}"[:300], now=now)
     elif gpu.repair_state == RepairState.DIAGNOSING:
         change_gpu(gpu, RepairState.QUARANTINED, gpu.state_reason, now)
     _settle_host(row.host_id, now)
     _tell(row.host_id)
+
+
+def _may_go(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
+    """Whether a GPU in service goes out without a person. Many that fail at once have something else in common than being broken: a
+    new driver, or a mistake of ours."""
+    pool = row.host.pool_id
+    locks.pools([pool])
+    failed = Diagnostic.objects.filter(
+        host__pool=pool, state=DiagnosticState.FAILED, ended_at__gt=now - OUT_WINDOW, gpu__repair_state=RepairState.OUT
+    ).exclude(gpu=gpu)
+    gpus = Gpu.objects.filter(host__pool=pool, retired_at=None).count()
+    return failed.values("gpu").distinct().count() < max(1, gpus // OUT_SHARE)
 
 
 def _settle_host(host_id: int, now: datetime) -> None:

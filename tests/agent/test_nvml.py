@@ -286,6 +286,72 @@ def test_probe_prints_what_it_reads_and_says_when_there_is_nothing(says: Path) -
         assert refused.returncode == 1 and "no GPU can be read here" in refused.stderr
 
 
+SMI = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+  <driver_version>999.01</driver_version><cuda_version>12.4</cuda_version><attached_gpus>2</attached_gpus>
+  <gpu id="00000000:1A:00.0">
+    <uuid>GPU-fake-0</uuid><mig_mode><current_mig>N/A</current_mig></mig_mode>
+    <pci><pci_bus_id>00000000:1A:00.0</pci_bus_id>
+      <pci_gpu_link_info><link_widths><max_link_width>16x</max_link_width></link_widths></pci_gpu_link_info></pci>
+    <fb_memory_usage><total>81559 MiB</total><used>1000 MiB</used></fb_memory_usage>
+    <utilization><gpu_util>55 %</gpu_util></utilization><temperature><gpu_temp>44 C</gpu_temp></temperature>
+    <gpu_power_readings><power_draw>123.46 W</power_draw></gpu_power_readings><processes></processes>
+  </gpu>
+  <gpu id="00000000:1B:00.0">
+    <uuid>GPU-fake-1</uuid><mig_mode><current_mig>Disabled</current_mig></mig_mode>
+    <pci><pci_bus_id>00000000:1B:00.0</pci_bus_id></pci>
+    <fb_memory_usage><total>40000 MiB</total><used>1000 MiB</used></fb_memory_usage>
+    <temperature><gpu_temp>N/A</gpu_temp></temperature>
+    <processes><process_info><pid>7</pid><type>C</type></process_info></processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+
+def test_probe_compares_what_it_reads_with_nvidia_smi(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 2\ncat <<'END'\n{SMI}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = subprocess.run(
+        [sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    printed = json.loads(found.stdout)
+    beside = printed["nvidia_smi"]
+    assert beside["compared"] and beside["differ"] == ["memory MiB of GPU-fake-1", "processes of GPU-fake-1"]
+    facts = {(each["gpu"], each["fact"]): each["same"] for each in beside["facts"]}
+    assert facts["", "driver version"] and facts["", "CUDA version"] and facts["", "GPUs"]
+    assert facts["GPU-fake-0", "PCI address"] and facts["GPU-fake-0", "PCIe lanes at most"]
+    assert facts["GPU-fake-0", "power W"] and facts["GPU-fake-0", "split into instances"] is None
+    assert facts["GPU-fake-1", "temperature °C"] is None, "what one of them does not know is no difference"
+    assert printed["conditions"]["GPU-fake-0"]["remapped"] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 9", "nvidia-smi ended with 9"),
+        ("echo hello", "not XML"),
+        ("echo '<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>'", "declares entities"),
+    ],
+)
+def test_probe_says_when_there_is_nothing_to_compare_with(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = subprocess.run(
+        [sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    beside = json.loads(found.stdout)["nvidia_smi"]
+    assert not beside["compared"] and why in beside["why"]
+
+
 @pytest.mark.parametrize(
     ("name", "memory_mib", "model"),
     [

@@ -183,3 +183,13 @@ def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
     for row in rows:
         answer(row, "passed")
     assert Host.objects.get(pk=host.pk).repair_state == "well"
+
+
+def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: World) -> None:
+    rows = [diagnostics.want(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9)) for index in range(4)]
+    gpus = Gpu.objects.filter(host__pool=rows[0].host.pool_id).count()
+    for row in rows:
+        answer(row, "failed", detail="arithmetic")
+    out = Gpu.objects.filter(repair_state="out").count()
+    assert out == max(1, gpus // diagnostics.OUT_SHARE) < 4
+    assert Diagnostic.objects.filter(state="failed").count() == 4
