@@ -1,0 +1,148 @@
+"""A host's part of a gang: it waits for the others' word, and tells the workload who they are, as far as it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from typing import Any
+
+import pytest
+
+from agent import addresses, gangs
+from agent.meter import Hardware
+from agent.protocol import GangWanted, GpuSeen, MemberWanted, RunWanted, UnitSeen
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+MEMBERS = [MemberWanted("h1", "127.0.0.1", 1), MemberWanted("h2", "127.0.0.2", 1)]
+
+
+def member(**changes: Any) -> GangWanted:
+    return dataclasses.replace(GangWanted(0, MEMBERS, 20_002), **changes)
+
+
+async def test_a_member_says_that_it_could_begin_and_waits_for_the_word(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("echo begun", units=[agent.units[0]], gang=member()))
+    await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
+    seen = edge.seen("run-1")
+    assert seen is not None and (seen.state, seen.step) == ("starting", "waiting for the other hosts")
+    assert not (agent.state / "runs" / "run-1").exists(), "nothing of it is started"
+    said = len(edge.observed)
+    await asyncio.sleep(1.0)
+    assert len(edge.observed) - said < 8, "that it still waits is no news"
+    await edge.change("run-1", gang=member(go=True))
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "finished"
+
+
+async def test_a_member_whose_unit_is_held_is_not_prepared(edge: FakeEdge, agent: AgentProcess) -> None:
+    unit = agent.units[0]
+    await edge.want(job("echo begun; sleep 300", units=[unit]))
+    await edge.until(lambda: "begun" in edge.log("run-1"))
+    await edge.want(job("echo begun", generation=2, units=[unit], gang=member()))
+    await edge.until(lambda: (seen := edge.seen("run-2")) is not None and "free" in seen.step)
+    seen = edge.seen("run-2")
+    assert seen is not None and not seen.prepared
+    await edge.change("run-1", verb="stop", code="cancelled")
+    await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.prepared)
+
+
+async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("touch $HOME/begun", units=[agent.units[0]], gang=member()))
+    await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
+    await edge.change("run-1", verb="stop", code="cancelled")
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "cancelled" and ended.started_at is None
+
+
+@pytest.mark.parametrize(
+    "gang",
+    [
+        member(rank=2),
+        member(rank=-1),
+        member(port=80),
+        member(members=[MemberWanted("h1", "10.0.0.1 slots=99\nevil", 1)]),
+        member(members=[MemberWanted("H 1", "10.0.0.1", 1)]),
+        member(members=[MemberWanted("h1", "10.0.0.1", 0)]),
+    ],
+)
+def test_a_gang_that_cannot_be_is_refused(gang: GangWanted) -> None:
+    assert gangs.mistake(gang).startswith("gang.")
+    assert gangs.mistake(member()) == gangs.mistake(None) == ""
+
+
+def hardware(*groups: int | None, profile: str = "") -> Hardware:
+    gpus = [
+        GpuSeen(i, f"g{i}", "H100-80GB", 81559, nvlink_group=group, units=[UnitSeen(f"u{i}", profile, 0, 840, 81559)])
+        for i, group in enumerate(groups)
+    ]
+    return Hardware(gpus=gpus, driver_version="", devices={}, notes=[])
+
+
+def usual(units: list[str], of: Hardware, gang: GangWanted | None = None, interface: str = "") -> dict[str, str]:
+    return gangs.usual(job("true", units=units, gang=gang or member()), of, interface)
+
+
+@pytest.mark.parametrize(
+    ("of", "units", "said"),
+    [
+        (hardware(0, 0), ["u0", "u1"], "NVL"),
+        (hardware(0, 1), ["u0", "u1"], None),
+        (hardware(None, None), ["u0", "u1"], None),
+        (hardware(0, 0), ["u0"], None),
+        (hardware(0, 0, profile="3g.40gb"), ["u0", "u1"], None),
+    ],
+    ids=["one group", "two groups", "unknown", "one GPU", "slices"],
+)
+def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(of: Hardware, units: list[str], said: str | None) -> None:
+    assert usual(units, of).get("NCCL_P2P_LEVEL") == said
+
+
+def test_without_every_address_there_is_no_rendezvous_and_hosts_go_by_name() -> None:
+    unknown = member(members=[MEMBERS[0], MemberWanted("h2", "", 1)])
+    assert usual([], hardware(), unknown, "eth0") == {}
+    wanted: RunWanted = job("true", gang=unknown)
+    assert gangs.facts(wanted, "/x")["GPUPOOL_HOSTS"] == "127.0.0.1,h2"
+    assert gangs.hostfile(unknown) == "127.0.0.1 slots=1\nh2 slots=1\n"
+    alone = dataclasses.replace(wanted, gang=None)
+    assert gangs.usual(alone, hardware(), "eth0") == gangs.facts(alone, "/x") == {}
+
+
+def test_the_interface_is_named_where_it_has_the_address() -> None:
+    assert addresses.interface_of("127.0.0.1") == "lo"
+    assert addresses.interface_of("192.0.2.77") == addresses.interface_of("gpu-07.example.org") == ""
+    assert usual([], hardware(), interface="lo")["NCCL_SOCKET_IFNAME"] == "=lo"
+    assert "NCCL_SOCKET_IFNAME" not in usual([], hardware())
+
+
+def test_a_host_has_the_address_that_leads_to_the_edge() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert addresses.towards(f"http://127.0.0.1:{listener.getsockname()[1]}") == "127.0.0.1"
+    assert addresses.towards("http://no-such-host.invalid:1") == ""
+
+
+@pytest.mark.sandbox
+async def test_a_host_whose_workloads_nobody_reaches_reports_no_address(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    await make_agent("--address", "10.1.2.3", launcher="bubblewrap")
+    assert edge.observed[-1].inventory.address == ""
+
+
+async def test_an_address_can_be_told(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    await make_agent("--address", "gpu-07.example.org")
+    assert edge.observed[-1].inventory.address == "gpu-07.example.org"
+    wanted = job("cat $GPUPOOL_HOSTFILE; echo $MASTER_ADDR $GPUPOOL_HOST_RANK of $GPUPOOL_HOST_COUNT", gang=member(go=True))
+    await edge.want(wanted)
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: "of 2" in edge.log("run-1"))
+    assert edge.log("run-1") == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n127.0.0.1 0 of 2\n"
+
+
+async def test_a_job_that_listens_at_its_door_is_ready(edge: FakeEdge, agent: AgentProcess) -> None:
+    serves = "gpupool door 9 & echo begun; sleep 300"
+    await edge.want(job(serves))
+    await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.ready)
+    await edge.change("run-1", verb="stop", code="cancelled")
+    ended = await edge.until_state("run-1", "ended")
+    assert not ended.ready
