@@ -9,8 +9,9 @@ set -euo pipefail
 : "${MASTER_ADDR:?the hosts of this job cannot reach each other, or it runs on one only}"
 address=$(echo "$GPUPOOL_HOSTS" | cut -d, -f$((GPUPOOL_HOST_RANK + 1)))
 dashboard=$((MASTER_PORT + 1)) # the gang's second port
-# Ray makes sockets below its folder, whose path may not be long.
+# Ray makes sockets below its folder and in TMPDIR, whose paths may not be long.
 folder=$(mktemp -d /tmp/ray.XXXXXX)
+export TMPDIR=$folder
 trap 'kill $(jobs -p) 2> /dev/null || true; wait; rm -rf "$folder"' EXIT
 export RAY_USAGE_STATS_ENABLED=0
 units=(--node-ip-address="$address" --num-gpus="$GPUPOOL_UNITS_PER_HOST" --disable-usage-stats --block)
