@@ -13,6 +13,7 @@ dashboard=$((MASTER_PORT + 1)) # the gang's second port
 folder=$(mktemp -d /tmp/ray.XXXXXX)
 export TMPDIR=$folder
 trap 'kill $(jobs -p) 2> /dev/null || true; wait; rm -rf "$folder"' EXIT
+trap 'exit 143' TERM
 export RAY_USAGE_STATS_ENABLED=0
 units=(--node-ip-address="$address" --num-gpus="$GPUPOOL_UNITS_PER_HOST" --disable-usage-stats --block)
 
