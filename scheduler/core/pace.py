@@ -33,7 +33,7 @@ class Pace:
         self.counted = 0
         self._capacity = int(board.slots[board.usable].sum())
         self._behind = 0  # slot-seconds behind the last that was counted singly
-        self._room: dict[int, Room] = {}  # by kind
+        self._room: dict[int, tuple[Room, Room]] = {}  # by kind: for work that has to stay, and that may be told to go
 
     def expected_start(self, queued: Queued, kinds: Sequence[int], seconds: int) -> int | None:
         """When a workload may start that may have units of these kinds and needs them for so long; it is then counted in.
@@ -41,7 +41,7 @@ class Pace:
         ask = queued.ask
         starts: list[tuple[int, int, int]] = []
         for kind in kinds:
-            start = self._room_of(kind).earliest(ask.units, ask.hosts, seconds)
+            start = self._rooms_of(kind)[queued.preemptible].earliest(ask.units, ask.hosts, seconds)
             if start is not None:
                 starts.append((start, len(starts), kind))
         if not starts or self._capacity == 0:
@@ -49,7 +49,7 @@ class Pace:
         start, _, kind = min(starts)
         if self.counted < COUNTED_SINGLY:
             self.counted += 1
-            self._room_of(kind).take(ask.units, ask.hosts, start, start + queued.predicted_seconds)
+            self._take(kind, ask.units, ask.hosts, start, start + queued.predicted_seconds)
         else:
             start += self._behind // self._capacity
             self._behind += self.board.need_slots(ask, kind) * queued.predicted_seconds
@@ -63,11 +63,22 @@ class Pace:
             hosts[place] = hosts.get(place, 0) + 1
         for (kind, _), count in hosts.items():
             if kind in self._room:
-                self._room[kind].take(count, 1, self.board.now, self.board.now + seconds)
+                self._take(kind, count, 1, self.board.now, self.board.now + seconds)
 
-    def _room_of(self, kind: int) -> Room:
+    def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
+        for_long, lent = self._rooms_of(kind)
+        for_long.take(units, hosts, start, end)
+        if lent is not for_long:
+            lent.take(units, hosts, start, end)
+
+    def _rooms_of(self, kind: int) -> tuple[Room, Room]:
+        """Preemptible work uses what is reserved until it is told to go."""
         if kind not in self._room:
-            self._room[kind] = Room(self.forecast.moments, self.forecast.profile(kind), self.board.now)
+            moments, profile = self.forecast.moments, self.forecast.profile(kind)
+            room = lent = Room(moments, profile, self.board.now)
+            if kind in self.forecast.reserved:
+                lent = Room(moments, self.forecast.unreserved(kind), self.board.now)
+            self._room[kind] = room, lent
         return self._room[kind]
 
 
@@ -85,7 +96,11 @@ class Room:
         levels = np.arange(len(moments))[:, None] * len(sizes) + free
         hosts = np.bincount(levels.ravel(), minlength=len(moments) * len(sizes)).reshape(len(moments), -1)
         pieces = sizes[:, None] // sizes[1:] * sizes[1:]  # of so many free, those in whole pieces of each size
-        self.whole: Ints = (hosts @ pieces).T.copy()  # [size - 1, moment]
+        whole = (hosts @ pieces).T
+        # Wider than the moments known so far: to put one in is then to move those after it, which is ten times sooner done
+        # than to make the tables anew.
+        self.whole: Ints = np.zeros((self.largest, max(MOMENTS, 2 * len(moments))), dtype=np.int64)  # [size - 1, moment]
+        self.whole[:, : len(moments)] = whole
         self.scraps: Ints = self.whole[0] - self.whole
         self._reached: dict[tuple[int, int, int], int] = {}  # where the search for one like it ended
 
@@ -101,10 +116,10 @@ class Room:
         at = bisect_right(self.moments, max(self.now, self._reached.get(key, 0) - 1))
         while at < len(self.moments):
             end = max(at + 1, bisect_left(self.moments, self.moments[at] + (1 << stretch)))
-            short = room[at:end] < need
-            if not short.any():
+            short = np.flatnonzero(room[at:end] < need)
+            if len(short) == 0:
                 break
-            at += len(short) - int(short[::-1].argmax())  # after the last moment without
+            at += int(short[-1]) + 1  # after the last moment without
         self._reached[key] = self.moments[at] if at < len(self.moments) else NEVER
         return self.moments[at] if at < len(self.moments) else None
 
@@ -123,7 +138,10 @@ class Room:
         place = bisect_left(self.moments, time)
         last = place == len(self.moments)
         if last or (self.moments[place] != time and len(self.moments) < MOMENTS):
+            if len(self.moments) == self.whole.shape[1]:
+                self.whole, self.scraps = np.tile(self.whole, 2), np.tile(self.scraps, 2)
+            for table in (self.whole, self.scraps):
+                table[:, place + 1 : len(self.moments) + 1] = table[:, place : len(self.moments)]
+                table[:, place] = table[:, place - 1]
             self.moments.insert(place, time)
-            self.whole = np.insert(self.whole, place, self.whole[:, place - 1], axis=1)
-            self.scraps = np.insert(self.scraps, place, self.scraps[:, place - 1], axis=1)
         return place

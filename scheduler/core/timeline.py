@@ -493,6 +493,7 @@ class Forecast:
             moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
         self.moments: Ints = moments.astype(np.int64)
         self.profiles: dict[int, Ints] = {}
+        self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
 
     def _free_at(self) -> Ints:
         """When each unit is expected to be given back by who holds it now."""
@@ -536,6 +537,9 @@ class Forecast:
             start = max(stretch.start, int(self.free_at[stretch.unit]))
             if board.kind[stretch.unit] == kind and board.kept[stretch.unit] == 0 and start < stretch.end:
                 self._take(profile, int(board.host_of[stretch.unit]), 1, start, stretch.end)
+                if stretch.reservation is not None:
+                    reserved = self.reserved.setdefault(kind, np.zeros_like(profile))
+                    self._take(reserved, int(board.host_of[stretch.unit]), -1, start, stretch.end)
         return profile
 
     def _take(self, profile: Ints, host: int, units: int, start: int, end: int) -> None:
@@ -558,8 +562,9 @@ class Forecast:
         if place < len(self.moments) and (self.moments[place] == time or len(self.moments) >= MOMENTS):
             return
         self.moments = np.insert(self.moments, place, time)
-        for kind, profile in self.profiles.items():
-            self.profiles[kind] = np.insert(profile, place, profile[place - 1], axis=0)
+        for known in (self.profiles, self.reserved):
+            for kind, profile in known.items():
+                known[kind] = np.insert(profile, place, profile[place - 1], axis=0)
 
     def note_kept(self, units: list[int]) -> None:
         """Units earmarked for work that starts soon: gone from the forecast."""
@@ -568,8 +573,16 @@ class Forecast:
             if kind in self.profiles and self.free_at[unit] < NEVER:
                 self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, int(self.free_at[unit]), NEVER)
 
-    def earliest(self, ask: Ask, kind: int, seconds: int, not_before: int) -> tuple[int, list[int]] | None:
-        """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts."""
+    def unreserved(self, kind: int) -> Ints:
+        """As ``profile``, without what reservations to come take: what there is for who may be told to go for them."""
+        profile = self.profile(kind)
+        return profile + self.reserved[kind] if kind in self.reserved else profile
+
+    def earliest(
+        self, ask: Ask, kind: int, seconds: int, not_before: int, gone_after: int | None = None
+    ) -> tuple[int, list[int]] | None:
+        """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts. Who may be
+        told to go for a reservation needs to be clear of these for ``gone_after`` seconds only."""
         profile = self.profile(kind)
         labels = self.board.ground.roomy(ask)
         possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
@@ -578,7 +591,12 @@ class Forecast:
             if moment < not_before:
                 continue
             last = max(int(i) + 1, self._at_or_after(moment + seconds))
-            lowest = profile[int(i) : last].min(axis=0)
+            if gone_after is None or kind not in self.reserved:
+                lowest = profile[int(i) : last].min(axis=0)
+            else:
+                clear = max(int(i) + 1, self._at_or_after(moment + gone_after))
+                lent = profile[int(i) : last] + self.reserved[kind][int(i) : last]
+                lowest = np.minimum(profile[int(i) : clear].min(axis=0), lent.min(axis=0))
             hosts = np.flatnonzero((lowest >= ask.units) & labels)
             if len(hosts) >= ask.hosts:
                 tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]

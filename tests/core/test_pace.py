@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from scheduler.core.model import (
+    SLOTS_PER_GPU,
     Ask,
     Host,
     Policy,
@@ -15,6 +17,7 @@ from scheduler.core.model import (
     PoolKind,
     Queued,
     Quota,
+    Reservation,
     Running,
     Snapshot,
     Team,
@@ -133,3 +136,35 @@ def test_what_runs_beyond_all_that_is_known_is_in_nobodys_way_for_ever() -> None
         start = hosts.earliest(1, 1, HOUR)
         assert start is not None and start >= NOW + number * HOUR, "they start one after another"
         hosts.take(1, 1, start, start + HOUR)
+
+
+def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those_ahead_would_not_let_it_have() -> None:
+    """A gang needs all four hosts when the last is free; nobody leaves for it, whatever was reserved for next week."""
+    ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
+    running = tuple(
+        Running(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(8)), NOW - HOUR, end, end, preemptible=True)
+        for h, end in ends.items()
+    )
+    queued = [waits(1, Ask(8, HOSTS), 24 * HOUR), waits(2, Ask(8), 20 * HOUR), waits(3, Ask(8), HOUR)]
+    reserved = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 100 * HOUR, NOW + 110 * HOUR)
+    soon = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 11 * HOUR)
+    for reservations in ((), (reserved,)):
+        snapshot = replace(pool(queued, running), reservations=reservations)
+        starts = {r.workload: r.expected_start for r in plan(snapshot, NOW).refusals}
+        assert starts[1] == NOW + HOSTS * HOUR
+        assert starts[2] == NOW + (HOSTS + 24) * HOUR, "it would be in the way of the gang"
+        assert starts[3] == NOW + HOUR, "it is over before the gang can start"
+    starts = {r.workload: r.expected_start for r in plan(replace(snapshot, reservations=(soon,)), NOW).refusals}
+    assert starts[1] == NOW + HOSTS * HOUR, "what is reserved for later may be used until then"
+
+
+def test_deep_in_the_queue_preemptible_work_uses_what_is_reserved_until_it_is_told_to_go() -> None:
+    reserved = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 1000 * HOUR)
+    ahead = [waits(n, Ask(1), HOUR) for n in range(1, FORECAST_DEPTH + 1)]
+    long = waits(500, Ask(1), 12 * HOUR)
+    must_stay = replace(long, id=501, preemptible=False, may_borrow=False)
+    snapshot = replace(pool([*ahead, long, must_stay], busy(4)), reservations=(reserved,))
+    snapshot = replace(snapshot, quotas=(Quota(1, 1, "H100", 8 * HOSTS * SLOTS_PER_GPU),))
+    starts = {r.workload: r.expected_start or 0 for r in plan(snapshot, NOW).refusals}
+    assert NOW < starts[500] < NOW + 6 * HOUR
+    assert starts[501] >= NOW + 1000 * HOUR, "it would still be there when the reservation starts"
