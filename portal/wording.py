@@ -255,8 +255,12 @@ REASONS: dict[str, Sentence] = {
         f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for {_counted(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
     ),
     "behind_own_team": lambda f: (
-        f"The room left within its team's limit{f.plain(' on ', 'model')} is kept for work of its team ahead of it"
-        f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
+        (
+            "The room left within what one person may hold is kept for work of its owner ahead of it"
+            if f.get("of") == "person"
+            else f"The room left within its team's limit{f.plain(' on ', 'model')} is kept for work of its team ahead of it"
+        )
+        + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
     ),
     "spare_capacity_kept": lambda f: (
         f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."

@@ -107,6 +107,7 @@ class Cycle:
         if queued.reservation is None:
             slots, end = board.need_slots(queued.ask, kind), board.now + expected_seconds(queued)
             board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end, queued.preemptible)
+            board.ledger.use_own_room(queued.user, slots, end)
         self.waiting.note_placed(queued, units)
 
     def _start_code(self, queued: Queued, kind: int, room: Room) -> str:

@@ -95,6 +95,7 @@ class Ledger:
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Room]] = defaultdict(dict)  # by team, while it is so
         self.granted: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)  # likewise, of who asks for what
         self.kept_room: dict[Claim, KeptRoom] = {}
+        self.kept_for_user: dict[int, KeptRoom] = {}  # the same within what one person may hold
 
     def give(self, team: int, model: str, slots: int, preemptible: bool) -> None:
         """A team gets slots, or is promised them."""
@@ -108,6 +109,17 @@ class Ledger:
         """Would work that is over at ``end`` leave the room that work of its team in front of it waits for?"""
         kept = self.kept_room.get((team, model))
         return kept is None or end <= kept.start or slots <= kept.left or (kept.firm and preemptible)
+
+    def leaves_own_room(self, user: int, slots: int, end: int) -> bool:
+        """Would work that is over at ``end`` leave the room within its owner's cap that work of theirs in front of it waits for?"""
+        kept = self.kept_for_user.get(user)
+        return kept is None or end <= kept.start or slots <= kept.left
+
+    def use_own_room(self, user: int, slots: int, end: int) -> None:
+        """Work of a person that is over at ``end`` was given so many slots."""
+        kept = self.kept_for_user.get(user)
+        if kept is not None and end > kept.start:
+            kept.left -= slots
 
     def use_room(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> None:
         """Work that is over at ``end`` was given so many slots."""

@@ -68,12 +68,22 @@ def granted_kinds(board: Board, queued: Queued) -> list[int]:
 def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
     """Would it leave the room within its team's limit that work of the team in front of it waits for?"""
     model = board.kinds[kind].model
+    if not leaves_own_room(board, queued, kind):
+        return False
     if (queued.team, model) not in board.ledger.kept_room:
         return True
     if queued.reservation is not None or queued.id in board.keepers:
         return True
     end = board.now + expected_seconds(queued)
     return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
+
+
+def leaves_own_room(board: Board, queued: Queued, kind: int) -> bool:
+    """The part of it that is about its owner's cap."""
+    if not board.ledger.kept_for_user or queued.reservation is not None or queued.id in board.keepers:
+        return True
+    end = board.now + expected_seconds(queued)
+    return board.ledger.leaves_own_room(queued.user, board.need_slots(queued.ask, kind), end)
 
 
 class Waiting:
@@ -113,6 +123,7 @@ class Waiting:
             board.ledger.give(queued.team, board.kinds[kind].model, slots, queued.preemptible)
             end = board.now + lead_seconds(board) + expected_seconds(queued)
             board.ledger.use_room(queued.team, board.kinds[kind].model, slots, end, queued.preemptible)
+            board.ledger.use_own_room(queued.user, slots, end)
         if self.forecast is not None:
             self.forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
@@ -149,7 +160,7 @@ class Waiting:
             start, blockers = self._start_inside_reservation(queued)
         elif code in (Code.OVER_QUOTA, Code.OVER_USER_CAP):
             start, blockers = self._start_within_limits(queued, code)
-            kept = self._keep_room(queued)
+            kept = self._keep_room(queued) or self._keep_own_room(queued)
             if kept is not None:
                 start, held = self._start_in_kept_room(queued, kept)
         elif code == Code.BEHIND_OWN_TEAM:
@@ -167,7 +178,7 @@ class Waiting:
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
-        kept = self._keep_room(queued)
+        kept = self._keep_room(queued) or self._keep_own_room(queued)
         if queued.reservation is not None or not self.may_hold:
             return
         start: int | None = None
@@ -248,6 +259,11 @@ class Waiting:
             if self._may_have(queued, kind):
                 if leaves_room(board, queued, kind):
                     return None
+                if not leaves_own_room(board, queued, kind):
+                    kept, need = board.ledger.kept_for_user[queued.user], board.need_slots(queued.ask, kind)
+                    return Code.BEHIND_OWN_TEAM, numbers(
+                        left=max(0, kept.left), need=need, of="person", start=kept.start, workload=kept.workload
+                    )
                 model = board.kinds[kind].model
                 kept = board.ledger.kept_room[queued.team, model]
                 need = board.need_slots(queued.ask, kind)
@@ -273,6 +289,23 @@ class Waiting:
         kept = board.ledger.kept_room[key] = KeptRoom(queued.id, *found, firm=room.firm)
         return kept
 
+    def _keep_own_room(self, queued: Queued) -> KeptRoom | None:
+        """The same for the first of a person whom the cap on one user keeps waiting: else their own small work would do so
+        for ever. None for all others."""
+        board, kinds = self.board, self.board.kinds_for(queued.ask)
+        if board.policy.most_slots_per_user is None or queued.reservation is not None:
+            return None
+        if queued.user in board.ledger.kept_for_user or granted_kinds(board, queued):
+            return None
+        over = board.need_slots(queued.ask, kinds[0]) > board.ledger.user_cap_left(queued.user)
+        if not over or not room_for(board, queued, kinds[0]).allowed:
+            return None
+        found = self._end_of_own_work(queued, kinds[0], Code.OVER_USER_CAP)
+        if found is None:
+            return None
+        kept = board.ledger.kept_for_user[queued.user] = KeptRoom(queued.id, *found, firm=False)
+        return kept
+
     def _start_in_kept_room(self, queued: Queued, kept: KeptRoom) -> tuple[int, tuple[int, ...]]:
         """For whom room is kept: when units will be there as well, and those that are set aside. Without them, others would be
         on them when there is room at last."""
@@ -284,6 +317,9 @@ class Waiting:
 
     def _start_behind_own_team(self, queued: Queued) -> tuple[int | None, tuple[int, ...]]:
         """Not before the one in front starts; who that waits for is waited for by this one too."""
+        own = self.board.ledger.kept_for_user.get(queued.user)
+        if own is not None and not any(leaves_own_room(self.board, queued, k) for k in self.board.kinds_for(queued.ask)):
+            return max(own.start, self.board.now + 1), own.blockers
         for kind in self.board.kinds_for(queued.ask):
             kept = self.board.ledger.kept_room.get((queued.team, self.board.kinds[kind].model))
             if kept is not None:

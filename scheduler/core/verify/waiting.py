@@ -224,13 +224,17 @@ def _behind_others(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
 
 
 def _behind_own_team(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
-    """The one in front is of its team, waits for room within the team's limit, and is expected when the numbers say."""
+    """The one in front is of its team (or its owner), waits for room within the team's limit (or what one person may hold), and is
+    expected when the numbers say."""
     front, start = numbers.get("workload"), numbers.get("start")
-    ahead = next((r for r in facts.plan.refusals if r.workload == front and r.code == Code.OVER_QUOTA), None)
+    of_owner = numbers.get("of") == "person"
+    limit = Code.OVER_USER_CAP if of_owner else Code.OVER_QUOTA
+    ahead = next((r for r in facts.plan.refusals if r.workload == front and r.code == limit), None)
     if ahead is None or not isinstance(start, int) or ahead.expected_start is None:
         return False
     row = facts.queued[ahead.workload]
-    return (row.team, row.pool) == (queued.team, queued.pool) and ahead.expected_start <= start
+    same = row.user == queued.user if of_owner else row.team == queued.team
+    return same and row.pool == queued.pool and ahead.expected_start <= start
 
 
 def _spare_kept(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
