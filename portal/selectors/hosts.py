@@ -12,12 +12,22 @@ from portal.models import User
 from scheduler import selectors as engine
 from scheduler.commands import LIVE
 from scheduler.isolation import Isolation, lacking
-from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Unit, Workload
+from scheduler.models import Allocation, BoundUnit, GpuStateChange, Host, HostStateChange, Unit, Workload
 from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.models import HealthEvent, Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
 EVENTS = 20
+# What was done about a hardware event, in words.
+DONE = {
+    "": "",
+    "note": "Noted.",
+    "warn": "Operators are told.",
+    "quarantine_gpu": "The GPU is quarantined.",
+    "cordon": "The host is cordoned.",
+    "drain": "The host is drained.",
+    "held_back": "Left to a person: too much of the pool was taken out lately.",
+}
 
 
 def one(viewer: User, name: str) -> Host | None:
@@ -78,14 +88,23 @@ def last_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 
 def events(host: Host) -> list[dict[str, Any]]:
-    """What happened to it, newest first: hardware events and changes of its states."""
+    """What happened to it, newest first: hardware events, and changes of its states and its GPUs'."""
     found: list[dict[str, Any]] = [
-        {"at": e.at, "kind": "bad" if e.action_taken not in ("", "note") else "warn", "event": e}
+        {
+            "at": e.at,
+            "kind": "bad" if e.action_taken not in ("", "note") else "warn",
+            "event": e,
+            "done": DONE.get(e.action_taken, e.action_taken),
+        }
         for e in HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS]
     ]
     found += [
         {"at": c.at, "kind": "info", "change": c}
         for c in HostStateChange.objects.filter(host=host).order_by("-at")[:EVENTS]
+    ]
+    found += [
+        {"at": c.at, "kind": "info", "gpu_change": c}
+        for c in GpuStateChange.objects.filter(gpu__host=host).select_related("gpu").order_by("-at", "-pk")[:EVENTS]
     ]
     return sorted(found, key=lambda entry: entry["at"], reverse=True)[:EVENTS]
 

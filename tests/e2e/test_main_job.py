@@ -632,7 +632,7 @@ def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its
     eventually(lambda: admin_state() == "cordoned", 30, "the host is cordoned by the table")
     page = operator.go(f"/hosts/{sick}/")
     expect(page.locator("main")).to_contain_text(f"xid:79 on GPU {index}")
-    expect(page.locator("main")).to_contain_text("cordon by the health rule")
+    expect(page.locator("main")).to_contain_text("The host is cordoned.")
     operator.check()
     eventually(lambda: where_runs(lead.page, story.demo, "roaming") not in (None, sick), 90, "its work runs elsewhere")
     page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/?tab=attempts")

@@ -144,6 +144,6 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
 
 def test_the_table_shows_where_others_differ_with_their_source(world: World) -> None:
     shown = signed_in(world.people["operator"]).get(reverse("health-rules")).content.decode()
-    assert "Others differ: GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
+    assert "Others differ:</b> GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
     codes = set(HealthRule.objects.values_list("code", flat=True))
     assert {"xid:154", "remap:failed", "throttle:thermal", "nvlink:down", "breaker:attempts"} <= codes
