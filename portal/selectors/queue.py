@@ -282,7 +282,7 @@ def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     in_form = not (ask.min_memory_mib or ask.min_compute_capability) and len(ask.models_wanted) <= MOST_MODELS_IN_FORM
     earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
     found = kept(
-        ("windows", workload.pk, length),
+        ("windows", workload.pk, int(length.total_seconds())),
         now,
         lambda: engine.reservable(workload, length=length, earliest=earliest, now=now),
     )

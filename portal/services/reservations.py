@@ -115,7 +115,7 @@ def request_reservation(
     why = why.strip()
     if wish.needs_approval:
         refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
-        return _submit(actor, wish, why, now, via)
+        return submit(actor, Submission.Kind.RESERVATION, wish, wish.payload, why, now, via)
     with transaction.atomic():
         reservation = confirm(actor, wish, now)
         audit.record(
@@ -481,14 +481,17 @@ def _said(moment: datetime) -> str:
     return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"
 
 
-def _submit(actor: User, wish: Wish, why: str, now: datetime, via: str) -> Submission:
+def submit(
+    actor: User, kind: str, wish: Wish, payload: dict[str, Any], why: str, now: datetime, via: str
+) -> Submission:
+    """Have ``payload``, which ``wish`` is or begins, wait for approval."""
     with transaction.atomic():
         submission = Submission.objects.create(
-            kind=Submission.Kind.RESERVATION, team=wish.project.team, pool=wish.pool, author=actor, why=why,
-            payload=wish.payload, state=SubmissionState.WAITING, created_at=now,
+            kind=kind, team=wish.project.team, pool=wish.pool, author=actor, why=why, payload=payload,
+            state=SubmissionState.WAITING, created_at=now,
         )  # fmt: skip
         audit.record(
-            actor=actor, via=via, now=now, verb="request_reservation", target=submission, team_id=wish.project.team_id,
-            after=wish.payload, why=why,
+            actor=actor, via=via, now=now, verb=f"request_{kind}", target=submission, team_id=wish.project.team_id,
+            after=payload, why=why,
         )  # fmt: skip
     return submission

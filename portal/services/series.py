@@ -13,10 +13,10 @@ from django.db import transaction
 from portal import policy, wording
 from portal.asking import asking
 from portal.errors import Conflict
-from portal.models import Submission, SubmissionState, User
+from portal.models import Submission, User
 from portal.services import audit, money
 from portal.services.asks import Placing, models_of
-from portal.services.reservations import Wish, checked_wish, windows_of
+from portal.services.reservations import Wish, checked_wish, submit, windows_of
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
@@ -77,7 +77,7 @@ def request_series(
     why = why.strip()
     if wish.first.needs_approval:
         refuse_unless_all_fit(engine.check_windows(now=now, **wish.columns), wish)
-        return _submit(actor, wish, why, now, via)
+        return submit(actor, Submission.Kind.SERIES, wish.first, wish.payload, why, now, via)
     with transaction.atomic():
         series = confirm(actor, wish, now)
         audit.record(
@@ -241,16 +241,3 @@ def refuse_unless_all_fit(answers: list[WindowAnswer], wish: SeriesWish) -> None
 
 def _clock(at: datetime) -> time:
     return at.time().replace(second=0, microsecond=0)
-
-
-def _submit(actor: User, wish: SeriesWish, why: str, now: datetime, via: str) -> Submission:
-    with transaction.atomic():
-        submission = Submission.objects.create(
-            kind=Submission.Kind.SERIES, team=wish.first.project.team, pool=wish.first.pool, author=actor, why=why,
-            payload=wish.payload, state=SubmissionState.WAITING, created_at=now,
-        )  # fmt: skip
-        audit.record(
-            actor=actor, via=via, now=now, verb="request_series", target=submission,
-            team_id=wish.first.project.team_id, after=wish.payload, why=why,
-        )  # fmt: skip
-    return submission

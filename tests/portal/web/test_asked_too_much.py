@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 import time_machine
@@ -16,6 +16,8 @@ from portal.errors import AskedTooMuch
 from portal.selectors import queue as reads
 from portal.services import people
 from scheduler import selectors as engine
+from scheduler.core.explain import FairnessRow
+from scheduler.models import Pool
 from tests.portal.web.test_another_time import MINUTE, waiting
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
@@ -96,7 +98,12 @@ def test_a_request_is_taken_although_its_preview_is_refused(world: World, monkey
 def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     plain = engine.fairness
-    monkeypatch.setattr(engine, "fairness", lambda pool, now: asked.append(pool.pk) or plain(pool, now))
+
+    def counted(pool: Pool, now: datetime) -> list[FairnessRow]:
+        asked.append(pool.pk)
+        return plain(pool, now)
+
+    monkeypatch.setattr(engine, "fairness", counted)
     rows = [reads.fairness(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
     reads.fairness(world.shared, (), world.now + timedelta(seconds=asking.KEPT_SECONDS))
