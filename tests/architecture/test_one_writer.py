@@ -11,7 +11,8 @@ from tests.architecture.sources import imported_names, modules
 # The one place (or folder) that makes such rows.
 WRITERS = {
     "Allocation": ("scheduler/apply.py",),
-    "Decision": ("scheduler/apply.py",),
+    # What a plan decides, and what becomes of a gang: that is decided when a member ends, and by no plan.
+    "Decision": ("scheduler/apply.py", "scheduler/gangs.py"),
     "Run": ("scheduler/apply.py",),
     "Recording": ("scheduler/recording.py",),
     "Workload": ("scheduler/services/",),

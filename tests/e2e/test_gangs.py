@@ -119,10 +119,16 @@ class TwoHosts:
 
 @pytest.fixture
 def two_hosts(transactional_db: None, cables: Cables, tmp_path: Path, settings: Any) -> Iterator[TwoHosts]:
-    settings.GPUPOOL_EDGE_URL = f"http://{cables.edge}:{free_port()}"
+    port = free_port()
+    settings.GPUPOOL_EDGE_URL = f"http://{cables.edge}:{port}"
+    settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
     world = build_world(timezone.now())
     Host.objects.update(lease_state=LeaseState.SILENT)  # only the hosts of this test are there
-    environment = {"DATABASE_URL": database_url(), "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL}
+    environment = {
+        "DATABASE_URL": database_url(),
+        "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL,
+        "GPUPOOL_NOTEBOOK_DOMAIN": settings.GPUPOOL_NOTEBOOK_DOMAIN,
+    }
     pool = Pool(tmp_path, environment)
     try:
         pool.start("edge", "portal.edge", "--host", cables.edge)
