@@ -231,7 +231,7 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
         )
     )
     door = Door(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
-    assert door.ask("GET", "/api/jobs/") == (401, "")
+    assert door.ask("GET", "/api/jobs/") == (403, ""), "nobody has entered yet"
     entered = door.ask("GET", f"{link.path}?{link.query}")
     assert entered[0] == 303
     two_hosts.until(lambda: door.nodes() == 2, 120)
