@@ -15,7 +15,7 @@ from typing import Any
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
 
 HEARD_OUT = 4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
 LISTENS_SECONDS = 5.0  # and no longer than this

@@ -37,10 +37,10 @@ def queue_workload(*, now: datetime, after: After = (), **columns: Any) -> Workl
     ``after`` is work that has to end first, and how. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``.
     """
     _refuse_too_many(columns["pool"], columns["project"], columns["owner"], 1)
-    after = links(after)
-    workload = _born(after=after, now=now, **columns)
+    linked = links(after)
+    workload = _born(after=linked, now=now, **columns)
     workload.save(force_insert=True)
-    _note_dependencies([workload], after, now)
+    _note_dependencies([workload], linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
     return workload
@@ -56,7 +56,7 @@ def queue_array(
     ``words`` is how the indices were written. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``: then none is.
     """
     _refuse_too_many(pool, project, owner, len(indices))
-    after = links(after)
+    linked = links(after)
     array = JobArray.objects.create(
         project=project,
         pool=pool,
@@ -66,7 +66,7 @@ def queue_array(
         most_at_once=most_at_once,
         created_at=now,
     )
-    first = _born(name=name, pool=pool, project=project, owner=owner, now=now, after=after, **columns)
+    first = _born(name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns)
     tasks = []
     for place, index in enumerate(indices):
         task = copy.copy(first)
@@ -75,7 +75,7 @@ def queue_array(
         task.held_back = most_at_once is not None and place >= most_at_once
         tasks.append(task)
     Workload.objects.bulk_create(tasks)
-    _note_dependencies(tasks, after, now)
+    _note_dependencies(tasks, linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
     return array

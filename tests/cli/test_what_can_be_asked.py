@@ -58,6 +58,10 @@ def test_jobs_wait_for_others_and_come_as_arrays(gpupool: Gpupool, sign_in: Sign
     done(gpupool, f"{run} --array 0-9%4 --name sweep -- true")
     assert JobArray.objects.get().tasks.filter(held_back=True).count() == 6
     assert "sweep" in done(gpupool, "job arrays")
+    done(gpupool, f"{run} --after not_ok:sweep --after any:train --name collect -- true")
+    collect = Workload.objects.get(name="collect")
+    assert (collect.waits_for, collect.waits_for_arrays) == ([train.pk], [JobArray.objects.get().pk])
+    assert "There is no notebook or job 'swoop'" in gpupool(*shlex.split(f"{run} --after ok:swoop -- true")).err
     assert "10 tasks are cancelled" in done(gpupool, "job cancel-array sweep")
 
 

@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 
 from portal.models import ApiToken, AuditEvent, Submission
 from scheduler import logs
-from scheduler.models import Decision, Reservation, Run, Workload
+from scheduler.models import Decision, Pool, Reservation, Run, Workload
 from tests.portal.api.conftest import Client
 from tests.world import H100, World
 
@@ -79,6 +79,31 @@ def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client)
     )  # fmt: skip
     for path in ("why/", ""):
         assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
+
+
+def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    sweep = client.post("/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json").json()
+    made = submit(client, after=[{"array": sweep["id"], "condition": "ok"}])
+    assert made.status_code == 201
+    told = client.get(f"/api/v1/workloads/{made.json()['id']}/").json()["after"]
+    assert told == [{"workload": None, "array": sweep["id"], "condition": "ok", "settled_at": None}]
+    for wrong in ({}, {"array": sweep["id"], "workload": made.json()["id"]}):
+        refused = submit(client, after=[{**wrong, "condition": "ok"}])
+        assert refused.status_code == 400 and "allowed" in refused.json()["errors"][0]["message"]
+    other = client_of(today_world.language.member)
+    foreign = submit(other, project="language/language-main", after=[{"array": sweep["id"], "condition": "ok"}])
+    assert foreign.status_code == 400 and "allowed: the id of an array" in foreign.json()["errors"][0]["message"]
+
+
+def test_too_much_that_waits_is_refused_with_its_numbers(today_world: World, client_of: Client) -> None:
+    Pool.objects.update(most_waiting_per_user=2)
+    client = client_of(today_world.vision.member)
+    refused = client.post("/api/v1/arrays/", json.dumps(JOB | {"array": "0-2"}), content_type="application/json")
+    assert refused.status_code == 409 and not Workload.objects.exists()
+    body = refused.json()
+    assert (body["code"], body["numbers"]) == ("too_many_waiting", {"of": "person", "waiting": 0, "more": 3, "limit": 2})
+    assert "more than the 2 that one person may have" in body["errors"][0]["message"]
 
 
 def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(today_world: World, client_of: Client) -> None:

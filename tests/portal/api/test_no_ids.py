@@ -60,7 +60,7 @@ def everything_happens(world: World) -> None:
         models=[H100], array="0-3%2",
     )  # fmt: skip
     submitted(world, language, "collects", after=[("ok", sweep)])
-    window = {"start": world.now + timedelta(days=3), "end": world.now + timedelta(days=3, hours=4)}
+    window: dict[str, Any] = {"start": world.now + timedelta(days=3), "end": world.now + timedelta(days=3, hours=4)}
     wish: dict[str, Any] = {"actor": vision.member, "project": vision.project, "pool": world.shared, "now": world.now}
     small = reservations.request_reservation(**wish, name="small", units=2, models=[H100], **window)
     assert isinstance(small, Reservation)

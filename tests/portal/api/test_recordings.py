@@ -37,6 +37,7 @@ def test_a_downloaded_recording_gives_the_same_plan_byte_for_byte(
 ) -> None:
     decided(today_world, "first", units=4)
     row = Recording.objects.get()
+    answer: Any
     if way == "api":
         answer = client_of(today_world.operator).get(f"/api/v1/recordings/{row.pk}/")
     else:

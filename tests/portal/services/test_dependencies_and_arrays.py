@@ -161,7 +161,7 @@ def test_each_task_knows_its_number(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
-        reconcile._wanted(command, []).array_index
+        reconcile._wanted(command, [], None).array_index
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}
