@@ -23,7 +23,7 @@ from portal.web.queue import way_in_form
 from scheduler import selectors as engine
 from scheduler.core.explain import Alternative
 from scheduler.core.model import WHOLE
-from scheduler.models import Pool
+from scheduler.models import JobArray, Pool
 from scheduler.one_answer import one_answer
 from telemetry import selectors as telemetry
 from telemetry.months import month_of
@@ -333,6 +333,9 @@ def same_elsewhere(form: AskForm) -> Same:
         )
         arguments |= _given(whole, names)
         arguments["array"] = data["array"].strip()
+        arguments["after"] = [
+            {"condition": how, "array" if isinstance(on, JobArray) else "workload": str(on.public_id)} for how, on in whole["after"]
+        ]
     if form.recurs:
         arguments |= {name: form.for_series()[name] for name in ("weekdays", "until", "time_zone")}
         arguments["until"] = f"{arguments['until']:%Y-%m-%d}" if arguments["until"] else ""
@@ -343,8 +346,10 @@ def same_elsewhere(form: AskForm) -> Same:
     }[kind]
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
     in_words = given
+    if "after" in given:
+        in_words = given | {"after": [f"{each['condition']}:{each.get('array') or each['workload']}" for each in given["after"]]}
     if "max_runtime_seconds" in given:
-        in_words = given | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
+        in_words = in_words | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
     return Same(wording.cli_line(verb, in_words), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
 
 

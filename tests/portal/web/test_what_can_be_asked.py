@@ -101,6 +101,24 @@ def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> Non
     assert "It was to run once train had finished" in said and "it ended as cancelled" in said
 
 
+def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
+    client = signed_in(world.vision.member)
+    client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
+    whole = JobArray.objects.get()
+    assert "sweep, all tasks" in client.get(reverse("ask")).content.decode()
+    data = ask_data(world, kind="job", name="collect", command="true", after=str(whole.public_id), after_how="ok")
+    preview = client.post(reverse("ask-preview"), data).content.decode()
+    assert "It waits for every task of sweep to end." in preview
+    assert f"--after ok:{whole.public_id}" in preview and "&quot;array&quot;" in preview
+    assert client.post(reverse("ask"), data).status_code == 302
+    collect = Workload.objects.get(name="collect")
+    assert collect.waits_for_arrays == [whole.pk]
+    assert "every task of sweep has finished" in client.get(reverse("job", args=[collect.public_id])).content.decode()
+    task = whole.tasks.order_by("array_index")[0]
+    question = client.post(reverse("workload-cancel", args=[task.public_id])).content.decode()
+    assert "1 job waits for it to finish and ends with it." in question
+
+
 def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
     soon = timezone.localtime() + dt.timedelta(hours=1)
     data = ask_data(
