@@ -41,7 +41,7 @@ from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json, write_json
-from agent.strays import Strays
+from agent.strays import Known, Strays
 from agent.streams import Streams
 
 log = logging.getLogger("agent")
@@ -94,7 +94,9 @@ class Agent:
             hardware, launcher, meter, notes, volumes.environment(runs.exposed), runs
         )
         self._homes_due: HomesSeen | None = None  # measured and not yet said
-        self._diagnostics = Diagnostics(state, hardware, runs.locks_folder, simulated=meter.simulated)
+        self._diagnostics = Diagnostics(
+            state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions
+        )
         self._strays = Strays()
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._home_is_new = asyncio.Event()
@@ -449,7 +451,11 @@ class Agent:
     def _look_for_strays(self, uses: dict[str, Use]) -> None:
         action = self._desired.stray_action if self._desired is not None else "report"
         ours = self._diagnostics.pids()
-        if self._strays.look(self.meter.processes(), uses, ours, action=action, now=time.monotonic()):
+        # As it is now: what was started while the GPUs were read is none.
+        holders = {unit: run.id for unit, run in self.runs.holders().items()}
+        shims = {run.shim["pid"]: run.id for run in self.runs.runs.values() if "pid" in run.shim}
+        known = Known(uses, holders, shims, ours)
+        if self._strays.look(self.meter.processes(), known, action=action, now=time.monotonic()):
             self._strays_due = list(self._strays.seen)
             self._note_change()
 

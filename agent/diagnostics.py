@@ -15,14 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agent import locks, processes
+from agent.conditions import RECOVERY, Condition
 from agent.locks import SLOTS_OF_A_GPU, Claim
-from agent.meter import Hardware
+from agent.meter import Hardware, NoAnswer
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
 from agent.state import State, read_json, write_json
 
@@ -38,13 +39,22 @@ FAULT = "diagnostic_faults.json"  # of simulated GPUs: what their next diagnosti
 class Diagnostics:
     """What is wanted of this host's GPUs, what runs and what came of it. All on one event loop."""
 
-    def __init__(self, state: State, hardware: Hardware, locks_folder: Path, *, simulated: bool) -> None:
+    def __init__(
+        self,
+        state: State,
+        hardware: Hardware,
+        locks_folder: Path,
+        *,
+        simulated: bool,
+        conditions: Callable[[], Awaitable[dict[str, Condition]]],
+    ) -> None:
         self._folder = state.folder / "diagnostics"
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._faults = state.folder / FAULT
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
+        self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, tuple[str, int]] = {}  # diagnostic: the GPU, the pid that looks at it
         self._seen: dict[str, DiagnosticSeen] = {}
@@ -139,9 +149,24 @@ class Diagnostics:
             held.close()
             self._running.pop(wanted.diagnostic, None)
         checks = [parse(CheckSeen, check) for check in found]
+        asks = await self._what_the_driver_asks(gpu.uuid)
+        if end["end"] == "passed" and asks:
+            checks.append(CheckSeen("recovery", False, {}, asks))
+            end = {"end": "failed", "detail": f"recovery: {asks}"}
         self._finish(
             DiagnosticSeen(wanted.diagnostic, end["end"], tool, checks, end["detail"][:300], began, time.time())
         )
+
+    async def _what_the_driver_asks(self, gpu: str) -> str:
+        """What would put the GPU right, as its driver says; empty when nothing is, or when it can't be asked."""
+        try:
+            condition = (await self._conditions()).get(gpu, {})
+        except NoAnswer:
+            return ""
+        if condition.get("lost"):
+            return "the driver does not reach it"
+        action = RECOVERY.get(condition.get("recovery") or 0, "")
+        return f"the driver asks for {action.replace('_', ' ')}" if action else ""
 
     async def _locked(self, gpu: GpuSeen) -> locks.HeldLocks | None:
         until = time.monotonic() + WAIT_SECONDS

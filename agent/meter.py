@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent.protocol import GpuSeen, SampleRow
 
@@ -53,6 +53,10 @@ class HardwareEvent:
     detail: str = ""
 
 
+class NoAnswer(Exception):
+    """The driver said no, or nothing in time."""
+
+
 class Meter(Protocol):
     """Reads the GPUs of one host."""
 
@@ -69,6 +73,9 @@ class Meter(Protocol):
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
         """What happened since the host was started and before this agent was; the same ids each time."""
+
+    async def conditions(self) -> dict[str, dict[str, Any]]:
+        """By GPU uuid: what can be wrong with it without an event, as ``agent.conditions`` reads it. Raises NoAnswer."""
 
     async def events(self, now: float) -> list[HardwareEvent]:
         """What happened since the last call."""

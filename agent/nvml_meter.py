@@ -12,9 +12,11 @@ import uuid
 from typing import Any
 
 from agent import conditions, kernel_log
-from agent.meter import GpuProcess, Hardware, HardwareEvent, Use
+from agent.meter import GpuProcess, Hardware, HardwareEvent, NoAnswer, Use
 from agent.protocol import GpuSeen, SampleRow, parse
 from agent.state import boot_id
+
+__all__ = ["NoAnswer", "NvmlMeter"]
 
 log = logging.getLogger("agent.nvml")
 
@@ -24,10 +26,6 @@ LARGEST_ANSWER = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
 RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
-
-
-class NoAnswer(Exception):
-    """NVML said no, or nothing in time."""
 
 
 class NvmlMeter:

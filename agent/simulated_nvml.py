@@ -14,6 +14,7 @@ import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent import processes
 from agent.locks import SLOTS_OF_A_GPU
@@ -185,6 +186,9 @@ class SimulatedMeter:
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
         return []
+
+    async def conditions(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def _planted_strays(self) -> list[GpuProcess]:
         """Real processes that are said to compute on a simulated GPU."""

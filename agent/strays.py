@@ -11,6 +11,7 @@ import os
 import pwd
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import processes
@@ -29,6 +30,27 @@ SERVICES = frozenset(
 Key = tuple[str, int, int]  # gpu, pid, start
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of this host's workloads when its GPUs were looked at.
+
+    ``uses``: by unit, of when that look began; ``holders``: by unit the run that holds it, and ``shims``: by pid the run that a
+    shim keeps, both as of now; ``ours``: processes of this agent.
+    """
+
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict)
+    shims: Mapping[int, str] = field(default_factory=dict)
+    ours: Iterable[int] = ()
+
+    def run_of(self, process: processes.Process) -> str:
+        """The run that a process belongs to, by what was seen or by its ancestors; empty for none."""
+        for use in self.uses.values():
+            if process.pid in use.pids:
+                return use.run
+        return next((self.shims[pid] for pid in _ancestors(process) if pid in self.shims), "")
+
+
 class Strays:
     """What was seen at the last look, and what was asked to end when."""
 
@@ -36,24 +58,22 @@ class Strays:
         self.seen: list[StraySeen] = []
         self._asked: dict[Key, float] = {}
 
-    def look(
-        self, found: Iterable[GpuProcess], uses: Mapping[str, Use], ours: Iterable[int], *, action: str, now: float
-    ) -> bool:
-        """Whether anything is other than at the last look. ``uses``: by unit; ``ours``: processes of this agent; ``now``: a clock
-        that only goes forward."""
-        known, own = {_key(stray) for stray in self.seen}, set(ours)
-        by_pid = {pid: use.run for use in uses.values() for pid in use.pids}
+    def look(self, found: Iterable[GpuProcess], known: Known, *, action: str, now: float) -> bool:
+        """Whether anything is other than at the last look. ``now``: a clock that only goes forward."""
+        before, own = {_key(stray) for stray in self.seen}, set(known.ours)
         strays: dict[Key, StraySeen] = {}
         for each in found:
-            use = uses.get(each.unit)
+            use = known.uses.get(each.unit)
             if each.pid in own or (use is not None and each.pid in use.pids):
                 continue
             process = processes.look(each.pid)
             if process is None:
                 continue  # it is gone already
             key = (each.gpu, each.pid, process.start_ticks)
-            run = by_pid.get(each.pid, "")
-            done = self._deal_with(key, process, run, key in known, action, now)
+            run = known.run_of(process)
+            if run and run == known.holders.get(each.unit):
+                continue
+            done = self._deal_with(key, process, run, key in before, action, now)
             strays[key] = StraySeen(
                 each.gpu, each.pid, process.start_ticks, _user(each.pid), process.name[:64], each.memory_mib, run, done
             )
@@ -99,21 +119,20 @@ def spared(process: processes.Process) -> str:
         return "it carries the mark of a workload"
     if "/system.slice/" in group:
         return "it is a service of the system"
-    if _descends_from(process, os.getpid()):
+    if os.getpid() in _ancestors(process):
         return "it descends from the agent"
     return ""
 
 
-def _descends_from(process: processes.Process, ancestor: int) -> bool:
-    seen: set[int] = set()
+def _ancestors(process: processes.Process) -> list[int]:
+    """Pids from its parent upwards, without the first process of the host."""
+    found: list[int] = []
     parent = process.parent
-    while parent > 1 and parent not in seen:
-        if parent == ancestor:
-            return True
-        seen.add(parent)
+    while parent > 1 and parent not in found:
+        found.append(parent)
         above = processes.look(parent)
         parent = above.parent if above is not None else 0
-    return False
+    return found
 
 
 def _send(process: processes.Process, number: signal.Signals) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent import locks
+from agent.conditions import Condition
 from agent.diagnose import dcgm_results
 from agent.diagnostics import Diagnostics, plant_fault
 from agent.kernels import PTX
@@ -56,8 +57,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Diagnostics]]:
     """Makes the diagnostics of a host with one GPU; their processes are gone after the test."""
     made: list[Diagnostics] = []
 
-    def one(gpu: GpuSeen = WHOLE, *, simulated: bool = False) -> Diagnostics:
-        made.append(Diagnostics(State(tmp_path / "state"), Hardware([gpu]), tmp_path / "locks", simulated=simulated))
+    def one(gpu: GpuSeen = WHOLE, *, simulated: bool = False, condition: Condition | None = None) -> Diagnostics:
+        async def conditions() -> dict[str, Condition]:
+            return {gpu.uuid: condition or {}}
+
+        state, hardware = State(tmp_path / "state"), Hardware([gpu])
+        made.append(Diagnostics(state, hardware, tmp_path / "locks", simulated=simulated, conditions=conditions))
         return made[-1]
 
     yield one
@@ -155,6 +160,13 @@ async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
     diagnostics.want([wanted()])
     seen = await end_of(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
+
+
+async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[..., Diagnostics], says: Path) -> None:
+    diagnostics = make(condition={"recovery": 1, "lost": False})
+    diagnostics.want([wanted()])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.detail) == ("failed", "recovery: the driver asks for gpu reset")
 
 
 async def test_it_holds_the_gpus_lock_and_gives_way_to_work(

@@ -15,7 +15,7 @@ from agent import processes, strays
 from agent.meter import GpuProcess, Use
 from agent.protocol import StraySeen
 from agent.simulated_nvml import plant_stray
-from agent.strays import Strays
+from agent.strays import Known, Strays
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -59,7 +59,7 @@ def on_gpu(pid: int, unit: str = "GPU-1") -> GpuProcess:
 
 
 def look(found: Strays, pid: int, now: float, action: str = "end", **uses: Use) -> StraySeen:
-    found.look([on_gpu(pid)], dict(uses), [], action=action, now=now)
+    found.look([on_gpu(pid)], Known(uses), action=action, now=now)
     return found.seen[0]
 
 
@@ -74,7 +74,7 @@ def gone(pid: int) -> bool:
 def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts) -> None:
     pid = start()
     found = Strays()
-    assert found.look([on_gpu(pid)], {}, [], action="report", now=1.0)
+    assert found.look([on_gpu(pid)], Known(), action="report", now=1.0)
     (seen,) = found.seen
     assert (seen.gpu, seen.pid, seen.user, seen.name, seen.memory_mib) == (
         "GPU-1",
@@ -84,16 +84,31 @@ def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts
         700,
     ) or os.getuid()
     assert seen.done == ""
-    assert not found.look([on_gpu(pid)], {}, [], action="report", now=2.0), "no news"
-    assert found.look([], {}, [], action="report", now=3.0) and found.seen == []
+    assert not found.look([on_gpu(pid)], Known(), action="report", now=2.0), "no news"
+    assert found.look([], Known(), action="report", now=3.0) and found.seen == []
 
 
 def test_processes_of_the_holder_and_of_the_agent_are_none(start: Starts) -> None:
     pid = start()
     found = Strays()
     use = Use("run-1", frozenset({pid}), 0.0, 1)
-    assert not found.look([on_gpu(pid)], {"GPU-1": use}, [], action="end", now=1.0)
-    assert not found.look([on_gpu(pid)], {}, [pid], action="end", now=1.0)
+    assert not found.look([on_gpu(pid)], Known({"GPU-1": use}), action="end", now=1.0)
+    assert not found.look([on_gpu(pid)], Known(ours=[pid]), action="end", now=1.0)
+
+
+def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> None:
+    shim = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert shim.stdout is not None
+        pid = int(shim.stdout.readline())
+        found, kept = Strays(), {shim.pid: "run-1"}
+        assert not found.look([on_gpu(pid)], Known(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0)
+        assert found.look([on_gpu(pid)], Known(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0)
+        assert found.seen[0].run == "run-1"
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        shim.kill()
+        shim.wait()
 
 
 def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_and_left_alone(start: Starts) -> None:
@@ -101,7 +116,7 @@ def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_and_lef
     found = Strays()
     use = Use("run-1", frozenset({pid}), 0.0, 1)
     for now in (1.0, 2.0):
-        found.look([on_gpu(pid)], {"GPU-2": use}, [], action="end", now=now)
+        found.look([on_gpu(pid)], Known({"GPU-2": use}), action="end", now=now)
     (seen,) = found.seen
     assert (seen.run, seen.done) == ("run-1", "left alone: it belongs to a workload")
     assert processes.look(pid) is not None
