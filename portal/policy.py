@@ -11,7 +11,7 @@ from typing import Any
 
 import rules
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import Q, QuerySet
+from django.db.models import CharField, F, Func, Q, QuerySet, Value
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
@@ -274,7 +274,10 @@ def visible_volumes(user: Viewer) -> QuerySet[Volume]:
     if not _active(user):
         return Volume.objects.none()
     led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
-    return Volume.objects.filter(Q(name=user.get_username()) | Q(name__in=led.values("user__username")))
+    # A person's further homes, in other teams, are called NAME~NUMBER; ~ is in no name of a user.
+    person = Func(F("name"), Value("~"), Value(1), function="split_part", output_field=CharField())
+    volumes = Volume.objects.alias(person=person)
+    return volumes.filter(Q(person=user.get_username()) | Q(person__in=led.values("user__username")))
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:

@@ -161,6 +161,11 @@ class Volume(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["storage", "name"], name="a_home_is_once_in_a_storage")]
 
+    @property
+    def person(self) -> str:
+        """Whose it is: in a further team a person's home is called NAME~NUMBER of the team's user (docs/decisions/0005)."""
+        return str(self.name).partition("~")[0]
+
     def __str__(self) -> str:
         return self.name
 

@@ -48,13 +48,13 @@ def described(viewer: User, volumes: Sequence[Volume]) -> list[Home]:
     """The homes of one page with what is known around them, in a fixed number of queries."""
     hosts = _hosts_by_storage(viewer, {volume.storage_id for volume in volumes})
     used = _used(viewer, volumes)
-    owners = _owners(viewer, {volume.name for volume in volumes})
+    owners = _owners(viewer, {volume.person for volume in volumes})
     found = []
     for volume in volumes:
-        owner = owners.get(volume.name)
+        owner = owners.get(volume.person)
         teams = [membership.team for membership in owner.memberships.all()] if owner else []
         found.append(
-            Home(volume, hosts[volume.storage_id], used.get((volume.name, volume.storage_id), 0), owner, teams)
+            Home(volume, hosts[volume.storage_id], used.get((volume.person, volume.storage_id), 0), owner, teams)
         )
     return found
 
@@ -71,7 +71,7 @@ def _used(viewer: User, volumes: Sequence[Volume]) -> dict[tuple[str, int], int]
     mine_or_visible = Q(workload__owner=viewer) | Q(workload__in=policy.visible_workloads(viewer))
     rows = (
         Run.objects.filter(mine_or_visible, state__in=USING)
-        .filter(workload__owner__username__in={volume.name for volume in volumes})
+        .filter(workload__owner__username__in={volume.person for volume in volumes})
         .filter(host__storage__in={volume.storage_id for volume in volumes})
         .values_list("workload__owner__username", "host__storage")
         .annotate(workloads=Count("workload", distinct=True))

@@ -81,10 +81,10 @@ def _ordered(rows: QuerySet[Volume], sort: str) -> QuerySet[Volume]:
 
 def _home(home: reads.Home, user: User) -> dict[str, Any]:
     volume = home.volume
-    find = urlencode({"show": "running", "find": volume.name})
+    find = urlencode({"show": "running", "find": volume.person})
     return {
         "volume": volume,
-        "mine": volume.name == user.get_username(),
+        "mine": volume.person == user.get_username(),
         "owner": home.owner,
         "full_name": home.owner.get_full_name() if home.owner else "",
         "teams": home.teams,

@@ -67,6 +67,15 @@ def test_a_member_sees_the_own_homes_only(homes: World) -> None:
         assert f"<b>{other.username}</b>" not in page.content.decode()
 
 
+def test_the_home_that_a_person_has_in_another_team_is_theirs_too(world: World) -> None:
+    member, lead = world.vision.member, world.vision.lead
+    other = f"{member.username}~70002"
+    report(world, "alpha", home(member.username), home(other), home(world.language.member.username))
+    assert names_seen_by(member) == {member.username, other}
+    assert other in names_seen_by(lead)
+    assert other not in names_seen_by(world.language.member)
+
+
 def test_a_lead_sees_the_teams_homes_and_no_other_teams(homes: World) -> None:
     assert names_seen_by(homes.vision.lead) == {
         person.username for person in (homes.vision.lead, *homes.vision.members)
