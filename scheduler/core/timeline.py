@@ -167,9 +167,10 @@ class Promises:
         table = board.table
         lost = np.maximum(0, board.now - table[SAVED]) + table[EVICTIONS] * EVICTION_COST_SECONDS
         price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + lost)
+        mine = board.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
-            if board.running[i].evicted_for_reservation == reservation:
-                price[i] = 0
+            if mine is not None and board.running[i].evicted_for_reservation == mine.id:
+                price[i] = int(mine.start <= board.now)  # once it has begun, what is free need not be waited for
         held = np.flatnonzero(board.holder >= 0)
         cost[held] = price[board.holder[held]]
         cost[board.kept != 0] += 1
@@ -180,11 +181,11 @@ def fits_empty(board: Board, ask: Ask, kind: int, mask: Mask) -> bool:
     """Would an ask fit if it had all these units to itself?"""
     if ask.nvlink:
         return cheapest_units(board, ask, kind, mask, np.zeros(len(board.units), dtype=np.int64)) is not None
-    return int(((fit.host_counts(board, kind, mask) >= ask.units) & board.ground.roomy(ask)).sum()) >= ask.hosts
+    return int(((board.counts_in(kind, mask) >= ask.units) & board.ground.roomy(ask)).sum()) >= ask.hosts
 
 
 def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Like ``fit.choose``, but by what taking each unit would cost, then tightest, then the lower host."""
+    """Like ``fit.choose``, but by what taking each unit would cost, then by its wishes, then tightest, then the lower host."""
     units = np.flatnonzero(mask & (board.kind == kind))
     if ask.nvlink:
         units = _cheapest_groups(board, ask, units, cost)
@@ -301,7 +302,7 @@ def never_fits(board: Board, ask: Ask, team: int) -> tuple[str, Numbers] | None:
             models=list(ask.models),
             profile=ask.profile,
         )
-    everything = np.ones(len(board.units), dtype=np.bool_)
+    everything = board.ground.everything
     if not any(fits_empty(board, ask, kind, everything) for kind in kinds):
         largest = max(int(fit.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
         hosts = int(board.label_mask(ask.labels).sum())
