@@ -261,7 +261,7 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         )
     except Conflict as refusal:
         messages.error(request, refusal.message)
-        return redirect("notebook", public_id=public_id)
+        return redirect(home_cards.page_of(workload))
     return HttpResponse(status=303, headers={"Location": url})
 
 
