@@ -846,6 +846,17 @@ def hosts(session: Session, pool: str | None) -> None:
     )
 
 
+@command(cli, "host-is-off")
+@click.argument("name")
+@click.option("--why", required=True, help="What you saw; kept in the audit log.")
+def host_is_off(session: Session, name: str, why: str) -> None:
+    """You have seen a host powered off: its work starts elsewhere at once. For operators."""
+    answer = session.client.post(f"hosts/{quote(name, safe='', errors='replace')}/attest-off/", {"why": why})
+    if session.json:
+        return output.as_json(answer)
+    return output.say(f"{name} counts as powered off. Its work starts elsewhere.")
+
+
 @command(pool, "isolation")
 @click.argument("slug")
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))

@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, diagnostics, engine, estimates, nudge, quota_hours, releases, retention, wall_clock
+from scheduler import clock, diagnostics, engine, estimates, nudge, overstays, quota_hours, releases, retention, wall_clock
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 
@@ -42,6 +42,7 @@ def watch_hosts() -> None:
     now = timezone.now()
     wall_clock.look(now, wall_clock.uptime())
     clock.watch_hosts(now)
+    overstays.watch(now)
     clock.maintenance_clock(now)
 
 

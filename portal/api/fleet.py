@@ -132,6 +132,14 @@ class ReturnHost(View):
         return self.one(hosts.return_host(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
 
 
+class AttestHostOff(View):
+    @extend_schema(operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.HostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """You have seen it powered off: its work starts elsewhere at once. 409 while its agent speaks. For operators."""
+        host = find(_hosts(self), name=name)
+        return self.one(hosts.attest_off(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+
+
 class RevokeHost(View):
     @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.HostShape)
     def post(self, request: Request, name: str) -> Response:

@@ -25,6 +25,7 @@ urlpatterns = [
     path("hosts/<str:name>/cordon/", fleet.CordonHost.as_view()),
     path("hosts/<str:name>/drain/", fleet.DrainHost.as_view()),
     path("hosts/<str:name>/return/", fleet.ReturnHost.as_view()),
+    path("hosts/<str:name>/attest-off/", fleet.AttestHostOff.as_view()),
     path("hosts/<str:name>/revoke/", fleet.RevokeHost.as_view()),
     path("hosts/<str:name>/join-token/", fleet.HostToken.as_view()),
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenance.as_view()),

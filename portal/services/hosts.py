@@ -13,6 +13,7 @@ from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
 from portal.validation import HOST_NAME, Checks
+from scheduler import attestation
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
 from scheduler.states import AdminState, ReservationState, WorkloadState
@@ -112,6 +113,24 @@ def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     Raises Invalid, Conflict, NotAllowed.
     """
     return _change(actor, host, AdminState.IN_SERVICE, why, now, via, "return_host")
+
+
+def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
+    """The actor has seen that the machine is off: its work may start elsewhere at once. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "host.change")
+    why = _why(why)
+    told = ("lease_state", "last_sync_at")
+    with transaction.atomic():
+        before = audit.facts(host, *told)
+        if not attestation.attest_off(host, reason=f"seen powered off by {actor.get_username()}: {why}"[:300], now=now):
+            raise Conflict(
+                f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."
+            )
+        audit.record(
+            actor=actor, via=via, now=now, verb="attest_host_off", target=host, why=why, before=before,
+            after=audit.facts(host, *told),
+        )  # fmt: skip
+    return host
 
 
 def set_maintenance(

@@ -22,7 +22,7 @@ from portal.web import live
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
 from scheduler.models import Host, Pool
-from scheduler.states import AdminState
+from scheduler.states import AdminState, LeaseState
 
 CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
@@ -52,6 +52,18 @@ CHANGES: dict[str, dict[str, Any]] = {
         "done": "{0} is back in service.",
         "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
         "why": False,
+    },
+    "off": {
+        "verb": verbs.attest_off,
+        "label": "I have seen it powered off",
+        "title": "Is {} powered off?",
+        "text": "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs may be put "
+        "into another machine. Say so only of a machine that you have seen off or had power-cycled: one that is only cut off "
+        "may still compute, and two would write the same files.",
+        "done": "{0} counts as powered off. Its work starts elsewhere.",
+        "from": set(),
+        "leases": {LeaseState.SUSPECT, LeaseState.SILENT},
+        "why": True,
     },
 }
 
@@ -141,6 +153,8 @@ def _still_there(rows: list[reads.StillThere]) -> str:
 
 
 def _applies(change: dict[str, Any], row: Host) -> bool:
+    if row.lease_state in change.get("leases", ()):
+        return True
     return row.admin_state in change["from"] or (change["label"] == "Return to service" and row.repair_state != "well")
 
 
@@ -161,7 +175,7 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
         "title": change["title"].format(name),
         "text": change["text"],
         "label": change["label"],
-        "effect": reads.effect(row, now) if verb != "return" else None,
+        "effect": reads.effect(row, now) if verb in ("cordon", "drain") else None,
         "touched": verbs.effect_of_drain(row, now),
         "draining": verb == "drain",
         "form": form,

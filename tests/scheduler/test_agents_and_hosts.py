@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import keys
 from agent.protocol import JoinRequest, LogChunk, Observed, Proof, RenewRequest, RunSeen, UnitSeen
-from scheduler import agent_api, clock, engine, logs, services, snapshot
+from scheduler import agent_api, clock, engine, leases, logs, overstays, services, snapshot
 from scheduler.agent_api import AgentRefused
+from scheduler.attestation import attest_off
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.verify import violations
@@ -479,6 +480,82 @@ def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
     for agent in agents:
         agent.sync(world.now + 11 * MINUTE)
     assert Host.objects.filter(lease_state="alive").count() == 4
+
+
+def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = agents_of(world, "alpha", "beta", "gamma", "delta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    agents[3].sync(world.now + 2 * MINUTE)
+    clock.watch_hosts(world.now + 2 * MINUTE)
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    monkeypatch.setattr(leases, "is_mass_silence", lambda quiet, hosts: False)
+    clock.watch_hosts(world.now + 2 * MINUTE)
+    assert Workload.objects.get(pk=workload.pk).state == "queued"
+
+
+@pytest.mark.parametrize(("quiet", "hosts", "is_mass"), [(2, 2, False), (3, 5, True), (5, 10, False), (6, 10, True)])
+def test_more_than_55_percent_and_at_least_three_are_a_mass(quiet: int, hosts: int, is_mass: bool) -> None:
+    assert leases.is_mass_silence(quiet, hosts) is is_mass
+
+
+def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta", "gamma", "delta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    lost = next(a for a in agents if a.running)
+    others = [a for a in agents if a is not lost]
+    assert not attest_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), "its agent speaks"
+    at = world.now + 20 * SECOND  # lease 30, grace 30 and margin 10 are not over
+    for agent in others:
+        agent.sync(at)
+    clock.watch_hosts(at)
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+    assert attest_off(lost.host, reason="seen off", now=at)
+    start(world, others, at + SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
+    assert lost.host.lease_state == "silent" and units_of(lost.host) == []
+    # It was not off, or is on again: it stops what ended here, and its GPUs are its own as before.
+    lost.sync(world.now + 90 * SECOND)
+    lost.sync(world.now + 91 * SECOND)
+    lost.host.refresh_from_db()
+    assert lost.host.lease_state == "alive" and len(units_of(lost.host)) == 8 and not lost.running
+
+
+def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(world: World) -> None:
+    alpha, gamma = agents_of(world, "alpha", "gamma")
+    alpha.sync(world.now)
+    gamma.sync(world.now)
+    moved = replace(alpha.inventory.gpus[0], index=40)
+    gamma.inventory = replace(gamma.inventory, gpus=[*gamma.inventory.gpus, moved])
+    with pytest.raises(AgentRefused, match="is a GPU of host alpha"):
+        gamma.sync(world.now + MINUTE)
+    assert attest_off(alpha.host, reason="seen off", now=world.now + 2 * MINUTE)
+    gamma.sync(world.now + 2 * MINUTE)
+    assert Gpu.objects.get(uuid=moved.uuid).host == gamma.host
+
+
+def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    gpu = Allocation.objects.get().unit.gpu
+    services.cancel_workload(workload, now=world.now)
+
+    def look(seconds: int) -> str:
+        overstays.watch(world.now + seconds * SECOND)
+        return str(Gpu.objects.get(pk=gpu.pk).repair_state)
+
+    (run,) = agent.running
+    stuck = replace(agent.runs[run], state="stopping")
+    agent_api.sync(agent.host.pk, replace(agent.observed(), runs=[stuck]), world.now)
+    assert look(59) == "well", "grace 30 and a lease of 30 are not over"
+    assert look(61) == "quarantined"
+    assert Allocation.objects.filter(period__upper_inf=True).exists(), "and nobody else is given it"
+    agent.end(run, world.now + 70 * SECOND, outcome="killed_at_grace")
+    agent.sync(world.now + 70 * SECOND)
+    assert look(71) == "well"
 
 
 # -- taking hosts and GPUs out --------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "host-cordon": ("POST", OPERATORS_DO),
     "host-drain": ("GET", OPERATORS),
     "host-return": ("GET", OPERATORS),
+    "host-off": ("GET", OPERATORS),
     "host-maintenance": ("GET", OPERATORS),
     "host-repair": ("POST", OPERATORS_DO),
     "utilisation": ("GET", ALL),
@@ -186,7 +187,7 @@ class Things:
             "workload-relaunch",
         )
         arguments |= dict.fromkeys(jobs, [self.job.public_id])
-        of_a_host = ("host", "host-cordon", "host-drain", "host-return", "host-maintenance", "host-repair")
+        of_a_host = ("host", "host-cordon", "host-drain", "host-return", "host-off", "host-maintenance", "host-repair")
         arguments |= dict.fromkeys(of_a_host, ["delta"])
         decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")
         arguments |= dict.fromkeys(decisions, [self.submission.public_id])

@@ -1,0 +1,36 @@
+"""An operator's word that a machine is off: the one way to what it held before its time is over, or while most hosts are quiet."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+
+from scheduler import leases, locks, nudge, reconcile
+from scheduler.models import Gpu, Host, Unit
+from scheduler.services.hosts import record_host_change
+from scheduler.states import LeaseState, change_state
+
+
+@transaction.atomic
+def attest_off(host: Host, *, reason: str, now: datetime) -> bool:
+    """Its work is lost and may start elsewhere at once, and its GPUs may turn up in another machine. When its own agent speaks
+    again they come back as themselves. False when its agent has spoken just now, or never: then the machine is not off.
+    """
+    fresh = locks.hosts([host.pk])[host.pk]
+    heard = fresh.last_sync_at
+    if heard is None or (now - heard).total_seconds() <= leases.rules().suspect_seconds:
+        return False
+    old = LeaseState(fresh.lease_state)
+    if old != LeaseState.SILENT:
+        change_state(fresh, "lease_state", old=old, new=LeaseState.SILENT, silent_since=now)
+    record_host_change(fresh, reason, now)
+    reconcile.lose_host(fresh, now)
+    gpus = Gpu.objects.filter(host=fresh, retired_at__isnull=True)
+    Unit.objects.filter(gpu__in=list(gpus), retired_at__isnull=True).update(retired_at=now)
+    gpus.update(retired_at=now)
+    # What was taken over of its inventory is so no more: its next report is applied anew.
+    Host.objects.filter(pk=fresh.pk).update(hardware={**fresh.hardware, "applied": False})
+    nudge.engine()
+    host.refresh_from_db()
+    return True
