@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from agent.protocol import CheckSeen, DiagnosticSeen
-from scheduler import diagnostics
+from scheduler import agent_api, diagnostics
 from scheduler.models import Diagnostic, Gpu, GpuStateChange, Host, Pool
 from scheduler.services import Refused, quarantine_gpu, trip_host
 from scheduler.states import RepairState
+from tests.scheduler.test_agents_and_hosts import agents_of
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 
@@ -193,3 +195,19 @@ def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: Worl
     out = Gpu.objects.filter(repair_state="out").count()
     assert out == max(1, gpus // diagnostics.OUT_SHARE) < 4
     assert Diagnostic.objects.filter(state="failed").count() == 4
+
+
+def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_observes(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    agent_api.sync(agent.host.pk, agent.observed(), world.now)
+    Pool.objects.update(stray_action="warn", diagnostic_tool="own", diagnostic_seconds=90)
+    gpu = units_of(world.hosts["delta"])[0].gpu
+    quarantine_gpu(gpu, reason="xid:48", now=world.now)
+    diagnostics.keep(world.now)
+    desired = agent_api.sync(agent.host.pk, agent.observed(), world.now)
+    (told,) = desired.diagnostics
+    assert (told.gpu, told.tool, told.deadline_seconds, desired.stray_action) == (gpu.uuid, "own", 90.0, "warn")
+    answered = replace(agent.observed(), diagnostics=[DiagnosticSeen(told.diagnostic, "passed", "own")])
+    assert agent_api.sync(agent.host.pk, answered, world.now + timedelta(seconds=5)).diagnostics == []
+    gpu.refresh_from_db()
+    assert gpu.repair_state == "well"
