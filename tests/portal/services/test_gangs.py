@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from portal import wording
-from portal.errors import Invalid
+from portal.errors import Conflict, Invalid, NotAllowed
 from portal.services import workloads
-from scheduler.models import Workload
+from scheduler import engine
+from scheduler.models import Run, Workload
 from tests.world import World, world
 
 __all__ = ["world"]
@@ -35,6 +36,23 @@ def test_anything_else_is_refused_in_words(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         submitted(world, if_member_ends="panic")
     assert "panic" in refused.value.fields["if_member_ends"]
+
+
+def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world: World) -> None:
+    job = submitted(world)
+    engine.cycle("test", world.now)
+    Workload.objects.filter(pk=job.pk).update(state="running")
+    job.refresh_from_db()
+    by_its_owner: dict[str, Any] = {"actor": world.vision.member, "workload": job, "session_key": "", "now": world.now}
+    with pytest.raises(Conflict, match="serves nothing"):
+        workloads.open_workspace(**by_its_owner)
+    Run.objects.filter(workload=job, rank=1).update(ready_at=world.now)
+    with pytest.raises(Conflict, match="serves nothing"):
+        workloads.open_workspace(**by_its_owner)
+    Run.objects.filter(workload=job, rank=0).update(ready_at=world.now)
+    with pytest.raises(NotAllowed):
+        workloads.open_workspace(**{**by_its_owner, "actor": world.operator})
+    assert "/.gpupool/enter?code=" in workloads.open_workspace(**by_its_owner)
 
 
 def test_the_page_says_which_part_ended_first() -> None:
