@@ -86,6 +86,7 @@ async def test_plain_python_ends_with_the_same_sum(edge: FakeEdge, make_agent: M
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(240)
 @pytest.mark.xdist_group("torch")
 async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent()
@@ -108,6 +109,7 @@ async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, ma
         pytest.param("transformers_training.py", marks=pytest.mark.transformers),
     ],
 )
+@pytest.mark.timeout(240)
 @pytest.mark.xdist_group("torch")
 async def test_trainers_leave_on_notice_and_go_on_where_they_were(edge: FakeEdge, make_agent: MakeAgent, name: str) -> None:
     agent = await make_agent()
