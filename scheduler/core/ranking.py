@@ -181,15 +181,16 @@ class Ranking:
         return ranks
 
     def _levels(self, klass: int, cpu: Ints, memory: Ints) -> tuple[Ints, Ints]:
+        """Less than nothing may be left where who asks for neither is put: it is as if nothing was."""
         return (
-            np.minimum(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS),
-            np.minimum(memory // max(1, self.wasted.memory_step[klass]), LEVELS),
+            np.clip(cpu // max(1, self.wasted.cpu_step[klass]), 0, LEVELS),
+            np.clip(memory // max(1, self.wasted.memory_step[klass]), 0, LEVELS),
         )
 
     def _level(self, klass: int, cpu: int, memory: int) -> tuple[int, int]:
         return (
-            min(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS),
-            min(memory // max(1, self.wasted.memory_step[klass]), LEVELS),
+            max(0, min(cpu // max(1, self.wasted.cpu_step[klass]), LEVELS)),
+            max(0, min(memory // max(1, self.wasted.memory_step[klass]), LEVELS)),
         )
 
     def _slots_by_state(self, klass: int) -> Ints:
