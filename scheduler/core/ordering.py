@@ -100,6 +100,7 @@ class Queue:
         self.groups: dict[tuple[int, Hashable], Group] = {}
         self.apart: dict[int, Queued] = {}  # looked at one by one in every cycle
         self.earmarked: dict[int, Queued] = {}  # those that units are kept for
+        self.unit_seconds = 0  # what those in groups are expected to take in all
 
     def fill(self, rows: Iterable[Queued]) -> None:
         """Start with these: sooner than adding one by one."""
@@ -112,6 +113,7 @@ class Queue:
                 self.apart[row.id] = row
             else:
                 alike[self._key(row)].append(row)
+                self.unit_seconds += row.ask.total_units * row.predicted_seconds
         for key, members in alike.items():
             self.groups[key] = Group()
             self.groups[key].fill(members)
@@ -132,6 +134,7 @@ class Queue:
             self.apart[queued.id] = queued
         else:
             self.groups.setdefault(self._key(queued), Group()).add(queued)
+            self.unit_seconds += queued.ask.total_units * queued.predicted_seconds
         if queued.earmarked_units:
             self.earmarked[queued.id] = queued
 
@@ -141,6 +144,7 @@ class Queue:
         if self.apart.pop(queued.id, None) is None:
             key = self._key(queued)
             self.groups[key].remove(queued)
+            self.unit_seconds -= queued.ask.total_units * queued.predicted_seconds
             if not self.groups[key].members:
                 del self.groups[key]
 

@@ -7,7 +7,7 @@ forecast, into which everything further ahead was counted; the first that wait g
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
 import numpy as np
@@ -21,7 +21,9 @@ from scheduler.core.pace import Pace
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
 
-PLACES_HELD = 2  # so many of the first that don't fit get particular units set aside
+# So many of the first that don't fit get particular units set aside, of each kind: two while little waits, else one.
+PLACES_HELD = 2
+LITTLE = 24 * 3600  # seconds: the pool could be through with all that waits within that time
 FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
 BLOCKERS_NAMED = 20
 
@@ -40,6 +42,12 @@ def seconds_needed(queued: Queued) -> int:
     """How long units have to stay free for a workload that may start on them. What is preemptible may be told to go for a
     reservation (``fit.gone_after``), but nobody leaves for who only waits: it needs them for as long as it is expected."""
     return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
+
+
+def has_little_waiting(board: Board) -> bool:
+    """Units that are set aside lie idle, in part. That costs nobody much in a pool that is through with its queue soon;
+    where more is asked for than there is, it is paid by all who wait (docs/benchmarks.md)."""
+    return board.facts.queue.unit_seconds <= LITTLE * int(board.usable.sum())
 
 
 def within_caps(board: Board, queued: Queued, kind: int) -> bool:
@@ -66,7 +74,7 @@ def granted_kinds(board: Board, queued: Queued) -> list[int]:
 
 
 def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
-    """Would it leave the room within its team's limit that work of the team in front of it waits for?"""
+    """Would it leave the room within its team's limit, and its owner's cap, that work of theirs in front of it waits for?"""
     model = board.kinds[kind].model
     if not leaves_own_room(board, queued, kind):
         return False
@@ -92,7 +100,8 @@ class Waiting:
     def __init__(self, board: Board, promises: Promises, explain: bool) -> None:
         self.board, self.promises, self.explain = board, promises, explain
         self.position = 0
-        self.holds = 0
+        self.places = PLACES_HELD if has_little_waiting(board) else 1
+        self.held: Counter[int] = Counter()  # by kind
         self.forecasts = 0
         self.forecast: Forecast | None = None
         self.pace: Pace | None = None  # for those behind the last that the forecast places
@@ -174,7 +183,9 @@ class Waiting:
     @property
     def may_hold(self) -> bool:
         """May units still be set aside for the next that is refused?"""
-        return self.holds < PLACES_HELD and self.forecasts < FORECAST_DEPTH
+        if self.forecasts >= FORECAST_DEPTH:
+            return False
+        return any(self.held[kind] < self.places for kind in range(len(self.board.kinds)))
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
@@ -449,8 +460,8 @@ class Waiting:
         start, kind, hosts = max(best[0], not_before, board.now + 1), best[1], best[2]
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
         held: tuple[int, ...] = ()
-        if self.holds < PLACES_HELD:
-            self.holds += 1
+        if self.held[kind] < self.places:
+            self.held[kind] += 1
             held = self._hold(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start) if self.explain else (), held
 

@@ -93,3 +93,44 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
     late = {w: started[w] - told[w] for w in told if w in started and started[w] > told[w]}
     assert len(told) > 3
     assert late == {}
+
+
+def in_use_until(ends: dict[int, int]) -> tuple[Running, ...]:
+    """All GPUs of these hosts are in use until then."""
+    return tuple(
+        Running(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(GPUS)), NOW - MINUTE, end, end, preemptible=True)
+        for h, end in ends.items()
+    )
+
+
+@pytest.mark.parametrize(("hours", "places"), [(1, 2), (40, 1)])
+def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_does(hours: int, places: int) -> None:
+    running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
+    seconds = hours * 60 * MINUTE
+    queued = tuple(
+        Queued(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, seconds, seconds, preemptible=True) for n in range(1, 5)
+    )
+    refusals = plan(pool(queued=queued, running=running), NOW).refusals
+    assert [bool(r.held_units) for r in refusals] == [n <= places for n in range(1, 5)]
+    quiet = plan(pool(queued=queued, running=running), NOW, explain=False).refusals
+    assert {r.workload: r.held_units for r in quiet} == {r.workload: r.held_units for r in refusals if r.held_units}
+
+
+def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it() -> None:
+    """Many wait for one model; the first that needs the other is not put off for ever by small work because of that."""
+    models = {1: "H100", 2: "H100", 3: "A100"}
+    snapshot = pool(running=in_use_until({h: NOW + h * 60 * MINUTE for h in models}))
+    snapshot = replace(
+        snapshot,
+        units=tuple(replace(u, model=models[u.host]) for u in snapshot.units),
+        quotas=(*snapshot.quotas, Quota(1, 1, "A100", 0), Quota(2, 1, "A100", 0)),
+        queued=tuple(
+            Queued(
+                n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 2400 * MINUTE, 2400 * MINUTE, preemptible=True
+            )
+            for n, model in enumerate(("H100", "H100", "H100", "A100"), 1)
+        ),
+    )
+    held = {r.workload: r.held_units for r in plan(snapshot, NOW).refusals if r.held_units}
+    assert sorted(held) == [1, 4]
+    assert {unit // 10 for unit in held[4]} == {3}
