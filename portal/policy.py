@@ -276,8 +276,8 @@ def visible_volumes(user: Viewer) -> QuerySet[Volume]:
     led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
     # A person's further homes, in other teams, are called NAME~NUMBER; ~ is in no name of a user.
     person = Func(F("name"), Value("~"), Value(1), function="split_part", output_field=CharField())
-    volumes = Volume.objects.alias(person=person)
-    return volumes.filter(Q(person=user.get_username()) | Q(person__in=led.values("user__username")))
+    volumes = Volume.objects.alias(whose=person)
+    return volumes.filter(Q(whose=user.get_username()) | Q(whose__in=led.values("user__username")))
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:

@@ -203,6 +203,14 @@ async def test_with_the_internet_runs_do_not_reach_each_other(
     assert address.startswith("10.213.")
     tries = TRY.format(f"{address}:7777 {ANYBODY}:80")
     assert reached(await output(edge, tries, generation=2, **OF_BLUE)) == {f"{ANYBODY}:80"}
+    ip("-n", outside.name, "route", "add", "10.213.0.0/16", "via", outside.here)
+    program = f"import socket; socket.create_connection(('{address}', 7777), 2).recv(9)"
+    tried = subprocess.run(
+        ["ip", "netns", "exec", outside.name, sys.executable, "-S", "-c", program],
+        capture_output=True,
+        env={"PATH": PATH},
+    )
+    assert b"timed out" in tried.stderr, "nobody reaches a run from outside"
 
 
 @needs_tools
