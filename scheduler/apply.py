@@ -269,9 +269,27 @@ class _Applier:
             with transaction.atomic():
                 runs = self._start([placement])
         except IntegrityError as error:
-            self._reject(placement, _first_line(error))
-        else:
-            self._accept([placement], runs)
+            runs = self._start_after_the_past(placement)
+            if not runs:
+                self._reject(placement, _first_line(error))
+                return
+        self._accept([placement], runs)
+
+    def _start_after_the_past(self, placement: Placement) -> list[Run]:
+        """Where the clock was set back, what has ended may have ended later than now: history stays as it is, and who follows holds
+        from its end on. No runs where somebody holds one of the units."""
+        slots = Q()
+        for pk in placement.units:
+            slots |= Q(slots__overlap=self.units[pk].slots)
+        there = Allocation.objects.filter(slots).filter(Q(period__upper_inf=True) | Q(period__endswith__gt=self.now))
+        ends = list(there.values_list("period__endswith", flat=True))
+        if not ends or None in ends:
+            return []
+        try:
+            with transaction.atomic():
+                return self._start([placement], at=max(ends))
+        except IntegrityError:
+            return []
 
     def _why_not(self, placement: Placement) -> str:
         workload = self.workloads.get(placement.workload)
@@ -295,8 +313,9 @@ class _Applier:
                 return f"host {host.name} keeps workloads less apart than its pool demands"
         return ""
 
-    def _start(self, placements: Sequence[Placement]) -> list[Run]:
-        """Runs and allocations of these, all or none: an IntegrityError undoes them."""
+    def _start(self, placements: Sequence[Placement], at: datetime | None = None) -> list[Run]:
+        """Runs and allocations of these from now or ``at`` on, all or none: an IntegrityError undoes them."""
+        at = at or self.now
         runs: list[Run] = []
         places: list[tuple[Placement, Run, list[Unit]]] = []
         generations = iter(_generations(sum(len(self._by_host(p)) for p in placements)))
@@ -305,12 +324,12 @@ class _Applier:
             for rank, (host, units) in enumerate(self._by_host(placement)):
                 run = Run(
                     workload=workload, attempt=workload.attempt + 1, rank=rank, host_id=host,
-                    generation=next(generations), placed_at=self.now,
+                    generation=next(generations), placed_at=at,
                 )  # fmt: skip
                 runs.append(run)
                 places.append((placement, run, units))
         Run.objects.bulk_create(runs)
-        Allocation.objects.bulk_create(self._allocations(places))
+        Allocation.objects.bulk_create(self._allocations(places, at))
         return runs
 
     def _by_host(self, placement: Placement) -> list[tuple[int, list[Unit]]]:
@@ -319,8 +338,8 @@ class _Applier:
             hosts[self.units[pk].gpu.host_id].append(self.units[pk])
         return sorted(hosts.items())
 
-    def _allocations(self, places: Sequence[tuple[Placement, Run, list[Unit]]]) -> list[Allocation]:
-        period = DateTimeTZRange(self.now, None)
+    def _allocations(self, places: Sequence[tuple[Placement, Run, list[Unit]]], at: datetime) -> list[Allocation]:
+        period = DateTimeTZRange(at, None)
         found: list[Allocation] = []
         left = {placement.workload: placement.borrowed_slots for placement, _, _ in places}
         for placement, run, units in places:

@@ -536,6 +536,28 @@ def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(w
     assert Gpu.objects.get(uuid=moved.uuid).host == gamma.host
 
 
+def test_units_used_while_the_servers_clock_was_ahead_are_not_blocked_until_it_catches_up(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta", "gamma", "delta")
+    ahead = world.now + 60 * MINUTE
+    for at in (ahead, ahead + MINUTE):
+        workload = job(world, world.vision, 4, at, pool=world.static, models_wanted=[])
+        start(world, agents, at)
+        agents[3].end(agents[3].running[0], at + 10 * SECOND)
+        agents[3].sync(at + 10 * SECOND)
+        agents[3].sync(at + 10 * SECOND)
+    back = world.now + 2 * MINUTE
+    workload = job(world, world.vision, 4, back, pool=world.static, models_wanted=[])
+    start(world, agents, back)
+    workload.refresh_from_db()
+    assert workload.state == "running"
+    held = list(Allocation.objects.filter(workload=workload))
+    assert {a.period.lower for a in held} == {ahead + MINUTE + 10 * SECOND}, "history is not changed"
+    agents[3].end(agents[3].running[0], back + MINUTE)
+    agents[3].sync(back + MINUTE)
+    workload.refresh_from_db()
+    assert workload.state == "ended" and not Allocation.objects.filter(period__upper_inf=True).exists()
+
+
 def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
