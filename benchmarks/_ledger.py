@@ -1,7 +1,7 @@
 """Jobs that write down what happens to them, and what the ledger and the rows must agree on.
 
-Each job takes a lock (flock) on itself and on each of its units, in files that only jobs know, before it writes that it began. So two
-starts of one job, or two holders of one unit, are seen by the workloads themselves, whatever the database and the agents believe.
+Each job takes a lock (flock) on itself and on each of its units, in files that only jobs know, before it writes that it began. So
+two starts of one job, or two holders of one unit, are seen by the workloads themselves, whatever database and agents believe.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Ledger:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.acknowledged: dict[str, int] = {}  # id of a job that has to end well: the round in which it was submitted
+        self.others: set[str] = set()  # ids of jobs that somebody has to end
         self.refused = 0
         self.round = 0
 
@@ -79,6 +80,8 @@ class Ledger:
         made = str(self.site.ask("POST", "jobs/", body)["id"])
         if to_end_well:
             self.acknowledged[made] = self.round
+        else:
+            self.others.add(made)
         return made
 
     def insist(self, command: str, seconds: float, units: int = 1, **also: Any) -> str:

@@ -1,7 +1,7 @@
 """A whole installation to break: everything as `./run up` starts it, with agents beside it as `./run demo` starts them.
 
-Each agent reaches the edge through a gate of its own, a small TCP proxy. As root each host lives in a network namespace, joined by a
-pair of virtual cables, so that a host is cut off as a pulled cable does it; otherwise its gate stops passing bytes.
+Each agent reaches the edge through a gate of its own, a small TCP proxy. As root each host lives in a network namespace, joined by
+a pair of virtual cables, so that a host is cut off as a pulled cable does it; otherwise its gate stops passing bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +35,9 @@ GPUS = 2  # of each host
 LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
-STORES = ("postgres", "valkey")
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+SMALL_DISK = "160m"  # the first host's, as root
+DATABASE_DISK = "900m"
 
 
 class DidNotHappen(Exception):
@@ -62,10 +66,16 @@ def starter() -> ModuleType:
 
 
 class Gates:
-    """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on."""
+    """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on.
+
+    While ``dice`` are set, whole WebSocket frames are dropped, doubled, held back or swapped with the next, both ways.
+    """
 
     def __init__(self, edge_port: int) -> None:
         self.edge_port = edge_port
+        self.dice: random.Random | None = None
+        self.frames = 0  # that passed while the dice were set
+        self.disturbed = 0  # of these
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
@@ -109,10 +119,55 @@ class Gates:
     async def _pass_on(
         self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes, own: bytes
     ) -> None:
-        while data := await reader.read(1 << 16):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")  # of a request or an answer; then its body, or frames
+            lowered = head.lower()
+            size = int(lowered.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+            body = await reader.readexactly(size)
             await event.wait()
-            writer.write(data.replace(name, own) if name else data)
+            writer.write((head.replace(name, own) if name else head) + body)
             await writer.drain()
+            if b"upgrade: websocket" in lowered:
+                await self._pass_frames(event, reader, writer)
+
+    async def _pass_frames(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held: list[bytes] = []
+        while True:
+            frame, is_text = await read_frame(reader)
+            await event.wait()
+            for piece in self._disturbed(frame, held) if is_text and self.dice else [*held, frame]:
+                writer.write(piece)
+            if not self.dice:
+                held.clear()
+            await writer.drain()
+
+    def _disturbed(self, frame: bytes, held: list[bytes]) -> list[bytes]:
+        """What goes on of a frame and of those held back; ``held`` is changed."""
+        assert self.dice is not None
+        self.frames += 1
+        fate = self.dice.random()
+        self.disturbed += fate < 0.5
+        if fate < 0.15:
+            return []
+        if fate < 0.3:
+            return [frame, frame]
+        if fate < 0.5:
+            held.append(frame)
+            return []
+        late, held[:] = [*held], []
+        self.dice.shuffle(late)
+        return [frame, *late]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
+    """One WebSocket frame as it is on the wire, and whether it is a whole text message."""
+    head = await reader.readexactly(2)
+    size = head[1] & 127
+    more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))
+    if more:
+        size = int.from_bytes(more, "big")
+    mask = await reader.readexactly(4 if head[1] & 128 else 0)
+    return head + more + mask + await reader.readexactly(size), head[0] == 0x81
 
 
 @dataclass
@@ -128,6 +183,23 @@ class HostHere:
     edge: str = ""
     service: Any = None
     cut: bool = field(default=False)
+    command: list[str] = field(default_factory=list)  # of its agent, without what is put before it
+
+    reboots: bool = False  # it reads its boot id from a file; bubblewrap does not run where anything lies over /proc
+
+    @property
+    def boot(self) -> Path:
+        """What it reads as its boot id, if it is the host that reboots."""
+        return self.state.parent / f"{self.name}.boot"
+
+    def inside(self, command: list[str]) -> list[str]:
+        """The command as it runs on this host."""
+        if not self.namespace:
+            return command
+        if not self.reboots:
+            return ["ip", "netns", "exec", self.namespace, *command]
+        bind = f'mount --bind {self.boot} {BOOT_ID} && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "sh", "-c", bind, "sh", *command]
 
     @property
     def pid(self) -> int:
@@ -144,8 +216,10 @@ class Site:
         self.url = f"http://127.0.0.1:{self.port}"
         self.launcher = launcher
         self.hosts = [HostHere(f"host-{n}", n, "", folder / "agents" / f"host-{n}") for n in range(1, hosts + 1)]
+        self.hosts[-1].reboots = True
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.gates = Gates(self.port + 1)
+        self.clocks = Clocks(folder)
         self.environment: dict[str, str] = {}
         self.token = ""
         self._keeping = threading.Event()
@@ -169,12 +243,18 @@ class Site:
         """Everything up, every host alive."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
+        site = self.folder / "site"
+        site.mkdir(mode=0o711, exist_ok=True)
+        if os.geteuid() == 0 and shutil.which("mount"):
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={DATABASE_DISK},mode=711", "tmpfs", str(site)]
+            subprocess.run(mount, capture_output=True)
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+        settings = {"GPUPOOL_LEASE_SECONDS": str(LEASE_SECONDS), "GPUPOOL_RECORDING_HOURS": "0"}
         with (self.folder / "up.out").open("wb") as out:
             self.supervisor = subprocess.Popen(
                 [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)],
                 stdout=out, stderr=out, start_new_session=True,
-                env={**kept, "GPUPOOL_LEASE_SECONDS": str(LEASE_SECONDS), "GPUPOOL_RECORDING_HOURS": "0"},
+                env={**kept, **self.clocks.environment("servers"), **settings},
             )  # fmt: skip
         until(lambda: self._said("is ready"), 120, "the installation is ready")
         self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
@@ -220,7 +300,7 @@ class Site:
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
         _, self.token = people.create_token(actor=member, name="faults", now=now)
         for host in self.hosts:
-            _, host.token = hosts.add_host(actor=operator, pool=pool, name=host.name, now=now)
+            _, host.token = hosts.add_host(actor=operator, pool=pool, name=host.name, now=now, labels={"name": host.name})
 
     def _keep(self) -> None:
         """Start the agents and start them again when they end, as `./run` does. They die with this thread."""
@@ -247,13 +327,19 @@ class Site:
         command = self.run.agent_command(self.folder, host.state, host.edge, agent)
         command[command.index("--on-exit") + 1] = "keep"
         command += ["--launcher", self.launcher]
-        if host.namespace:
-            command = ["ip", "netns", "exec", host.namespace, *command]
+        host.command = command
+        new_boot(host)
+        if host.namespace and host.number == 1:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)], check=True)
         host.service = self.run.Service(
-            f"agent-{host.name}", command, env=self.run.agent_environment(), log=self.folder / f"{host.name}.log",
+            f"agent-{host.name}", host.inside(command), env=self.agent_environment(host), log=self.folder / f"{host.name}.log",
             keeps_children=True, stop_seconds=10,
         )  # fmt: skip
         host.service.start()
+
+    def agent_environment(self, host: HostHere) -> dict[str, str]:
+        """What a host's agent is started with: its clock can be set where there is a library for it."""
+        return {**self.run.agent_environment(), **self.clocks.environment(host.name)}
 
     def _lay_cable(self, host: HostHere) -> None:
         """A namespace of its own, with one cable to this one."""
@@ -288,8 +374,11 @@ class Site:
         if self.supervisor is not None and self.supervisor.poll() is None:
             self.supervisor.send_signal(signal.SIGINT)
             self.supervisor.wait(90)
+        if os.path.ismount(self.folder / "site"):
+            subprocess.run(["umount", "-l", str(self.folder / "site")], capture_output=True)
         for host in self.hosts:
             if host.namespace:
+                subprocess.run(["umount", "-l", str(host.state)], capture_output=True)
                 subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
 
     # -- what can be done to it --------------------------------------------------------------------------------------
@@ -356,6 +445,84 @@ class Site:
     @property
     def home(self) -> Path:
         return self.folder / "homes" / "member"
+
+
+def new_boot(host: HostHere) -> None:
+    """Its machine was started anew."""
+    host.boot.write_text(f"{uuid.uuid4()}\n")
+
+
+class Clocks:
+    """Wall clocks that can be set: a small library put before the C library (LD_PRELOAD) adds an offset that it reads from a file
+    to the wall clock alone. (libfaketime does the same; it is not everywhere.) One file for the servers, one for each host."""
+
+    SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile long *offset;
+static int (*real)(clockid_t, struct timespec *);
+__attribute__((constructor)) static void begin(void) {
+    const char *name = getenv("SHIFTED_CLOCK");
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    real = dlsym(RTLD_NEXT, "clock_gettime");
+    if (file < 0) return;
+    void *page = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) offset = page;
+    close(file);
+}
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    int done = real(clock, at);
+    if (!done && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) at->tv_sec += *offset;
+    return done;
+}
+int gettimeofday(struct timeval *restrict at, void *restrict zone) {
+    struct timespec now;
+    (void) zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "clocks"
+        self.library = self.folder / "clock.so"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler:
+            (self.folder / "clock.c").write_text(self.SOURCE)
+            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(self.folder / "clock.c"), "-ldl"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """For programs whose clock is ``name``; empty without a compiler."""
+        if not self.library.exists():
+            return {}
+        self.set(name, 0)
+        return {"LD_PRELOAD": str(self.library), "SHIFTED_CLOCK": str(self.folder / name)}
+
+    def set(self, name: str, seconds: int) -> None:
+        """Every program with this clock is so much ahead from now on."""
+        if not self.library.exists():
+            raise DidNotHappen("a clock is set: needs a C compiler")
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, seconds.to_bytes(8, sys.byteorder, signed=True), 0)
+        finally:
+            os.close(file)
 
 
 def rows(read: Callable[[], Any], seconds: float = 40) -> Any:

@@ -1,0 +1,392 @@
+"""Faults of hosts, their lines, clocks and disks, and of whoever claims to be one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks._faults import PATIENCE, Broken, cancel, fault, last_sync
+from benchmarks._ledger import Entry, beating
+from benchmarks._site import (
+    GRACE_SECONDS,
+    LEASE_SECONDS,
+    DidNotHappen,
+    HostHere,
+    marked,
+    new_boot,
+    rows,
+    shims,
+    until,
+)
+
+STOPPED_WITHIN = LEASE_SECONDS + GRACE_SECONDS + 1.0
+ELSEWHERE_WITHIN = LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4  # the server's count, its look every 2 s, and a start
+
+
+def host_of(broken: Broken, run: str) -> HostHere:
+    from scheduler.models import Run
+
+    name = rows(lambda: Run.objects.select_related("host").get(public_id=run).host.name)
+    return next(host for host in broken.site.hosts if host.name == name)
+
+
+def beating_job(broken: Broken, host: HostHere | None = None, also: str = "") -> tuple[str, Entry, HostHere]:
+    """A job that writes all the time, its first start, and where that is."""
+    more: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
+    workload = broken.ledger.insist(beating(also), PATIENCE, to_end_well=False, **more)
+    first = broken.ledger.wait_started(workload, PATIENCE)
+    return workload, first, host_of(broken, first.run)
+
+
+def last_beat(broken: Broken, run: str) -> float:
+    """When a run last wrote."""
+    return max((e.at for e in broken.ledger.entries() if e.run == run), default=0.0)
+
+
+def state_of(workload: str) -> tuple[str, str]:
+    from scheduler.models import Workload
+
+    found = rows(lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get())
+    return str(found[0]), str(found[1])
+
+
+# -- the line ------------------------------------------------------------------------------------------------------------
+
+
+@fault("a host cut off for 1 s: its work goes on, nothing starts elsewhere", 20)
+def cut_off_1_s(broken: Broken) -> float:
+    workload, first, host = beating_job(broken)
+    with cut_off(broken, [host]):
+        time.sleep(1)
+    return _came_through(broken, workload, first, host)
+
+
+@fault("a host cut off for a lease and more: its work has stopped after lease + grace, and starts elsewhere after that", 20)
+def cut_off_10_s(broken: Broken) -> float:
+    return _cut_off_for(broken, 10)
+
+
+@fault("a host cut off for ten leases: as for one, and it comes back by itself", 20)
+def cut_off_50_s(broken: Broken) -> float:
+    return _cut_off_for(broken, 50)
+
+
+@contextlib.contextmanager
+def cut_off(broken: Broken, hosts: list[HostHere]) -> Iterator[None]:
+    for host in hosts:
+        broken.site.cut_off(host)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            broken.site.join_again(host)
+
+
+def _came_through(broken: Broken, workload: str, first: Entry, host: HostHere) -> float:
+    began, before = time.monotonic(), last_sync(host)
+    until(lambda: last_sync(host) > before, PATIENCE, f"{host.name} speaks again")
+    took = time.monotonic() - began
+    goes_on(broken, workload, first)
+    cancel(broken, workload)
+    return took
+
+
+def goes_on(broken: Broken, workload: str, first: Entry, when: str = "") -> None:
+    """It still writes, in the very run in which it began. Raises DidNotHappen."""
+    since = time.time()
+    try:
+        until(lambda: last_beat(broken, first.run) > since, 5, "it writes")
+    except DidNotHappen:
+        raise DidNotHappen(f"its work goes on{when}: it is {state_of(workload)} and writes no more") from None
+    if state_of(workload)[0] != "running":
+        raise DidNotHappen(f"its work goes on{when}: it is {state_of(workload)}")
+
+
+def _cut_off_for(broken: Broken, seconds: float) -> float:
+    workload, first, host = beating_job(broken)
+    began, at = time.monotonic(), time.time()
+    with cut_off(broken, [host]):
+        until(lambda: first.run not in marked(broken.site.folder).values(), PATIENCE, "its work stops")
+        stopped = last_beat(broken, first.run) - at
+        second = broken.ledger.wait_started(workload, PATIENCE, attempt=first.attempt + 1)
+        took = time.monotonic() - began
+        time.sleep(max(0.0, seconds - took))
+    if stopped > STOPPED_WITHIN:
+        raise DidNotHappen(f"its work stops within {STOPPED_WITHIN:g} s: it took {stopped:.2f}")
+    if second.at < at + stopped:
+        raise DidNotHappen(f"it starts elsewhere after that: it did {at + stopped - second.at:.2f} s before")
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, f"{host.name} comes back")
+    cancel(broken, workload)
+    return took
+
+
+@fault("60 % of the hosts cut off: nobody is evicted, none is called silent", 30, under_load=False)
+def cut_off_most(broken: Broken) -> float:
+    from scheduler.models import Host, Run
+
+    jobs = [beating_job(broken, host) for host in broken.site.hosts]
+    away = broken.dice.sample(broken.site.hosts, 3)
+    names = [host.name for host in away]
+    with cut_off(broken, away):
+        time.sleep(LEASE_SECONDS * 3)
+        silent = rows(lambda: Host.objects.filter(lease_state="silent").count())
+        lost = rows(lambda: Run.objects.filter(public_id__in=[f.run for _, f, _ in jobs], state="ended").count())
+    began = time.monotonic()
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, "all hosts come back")
+    took = time.monotonic() - began
+    for workload, _, _ in jobs:
+        cancel(broken, workload)
+    if silent or lost:
+        raise DidNotHappen(f"nobody is evicted: {silent} hosts silent, {lost} runs ended while {names} were cut off")
+    return took
+
+
+@fault("frames of every agent dropped, doubled, held back and swapped for 10 s: all converges", 30)
+def disturbed_messages(broken: Broken) -> float:
+    gates = broken.site.gates
+    before = gates.frames, gates.disturbed
+    gates.dice = random.Random(broken.dice.random())
+    time.sleep(10)
+    gates.dice = None
+    began = time.monotonic()
+    took = broken.ledger.probe(began, PATIENCE)
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, "every host is alive")
+    print(f"    {gates.frames - before[0]} frames, {gates.disturbed - before[1]} of them disturbed", flush=True)
+    return took
+
+
+# -- who it is -----------------------------------------------------------------------------------------------------------
+
+
+@fault("a reboot: what ran there is lost and starts again, nothing is taken for what it was", 30)
+def reboot(broken: Broken) -> float:
+    _needs_namespaces(broken)
+    workload, first, host = beating_job(broken, broken.site.hosts[-1])
+    began = time.monotonic()
+    with broken.site.agent_down(host):
+        _end_all(broken, host)
+        new_boot(host)
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, f"{host.name} comes back")
+    broken.ledger.wait_started(workload, PATIENCE, attempt=first.attempt + 1)
+    took = time.monotonic() - began
+    cancel(broken, workload)
+    return took
+
+
+def _end_all(broken: Broken, host: HostHere) -> None:
+    """All shims and workloads of one host."""
+    runs = {place.name for place in (host.state / "runs").iterdir()}
+    pids = [pid for run, pid in shims(broken.site.folder).items() if run in runs]
+    pids += [pid for pid, run in marked(broken.site.folder).items() if run in runs]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@fault("a stranger gets the pid of a shim: it is not adopted, the work starts again", 30)
+def pid_reuse(broken: Broken) -> float:
+    workload, first, host = beating_job(broken)
+    until(lambda: first.run in shims(broken.site.folder), PATIENCE, "its shim is there")
+    pid = shims(broken.site.folder)[first.run]
+    with broken.site.agent_down(host):
+        for victim in [pid, *marked(broken.site.folder, first.run)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        stranger = _with_pid(pid)
+    began = time.monotonic()
+    try:
+        broken.ledger.wait_started(workload, PATIENCE, attempt=first.attempt + 1)
+        took = time.monotonic() - began
+        if stranger.poll() is not None:
+            raise DidNotHappen("the stranger is left alone: it was ended")
+    finally:
+        stranger.kill()
+        stranger.wait()
+    cancel(broken, workload)
+    return took
+
+
+def _with_pid(pid: int) -> subprocess.Popen[bytes]:
+    """A program that has this pid. Others take pids meanwhile, so it takes some tries."""
+    if os.geteuid() != 0:
+        raise DidNotHappen("a pid is chosen: needs root")
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        if not Path(f"/proc/{pid}").exists():
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+            made = subprocess.Popen(["/bin/sleep", "300"])
+            if made.pid == pid:
+                return made
+            made.kill()
+            made.wait()
+    raise DidNotHappen(f"a program gets pid {pid}")
+
+
+@fault("a second agent with a copy of the state folder: turned away and shown, the first one's work goes on", 15)
+def duplicate_agent(broken: Broken) -> float:
+    workload, first, host = beating_job(broken)
+    began, at = time.monotonic(), time.time()
+    with copied_agent(broken, host):
+        until(lambda: _turned_away(host, at, "agent_second", "agent_copy"), PATIENCE, "the copy is turned away and shown")
+        took = time.monotonic() - began
+        time.sleep(2)
+    _came_through(broken, workload, first, host)
+    return took
+
+
+@fault("a copy of a state folder that its owner has gone on with: turned away and shown, also while the owner is down", 15)
+def cloned_host(broken: Broken) -> float:
+    workload, first, host = beating_job(broken)
+    copy = copied_state(host)
+    before = _start_of(host)
+    with broken.site.agent_down(host):
+        pass
+    until(lambda: _start_of(host) != before, PATIENCE, "the original was started again")
+    began, at = time.monotonic(), time.time()
+    with broken.site.agent_down(host), copied_agent(broken, host, copy):
+        until(lambda: _turned_away(host, at, "agent_copy"), PATIENCE, "the clone is turned away and shown")
+        took = time.monotonic() - began
+    # Its agent was down for as long as that took: for more than a lease, perhaps. Then its work starts again.
+    since = time.time()
+    until(lambda: broken.site.alive() == len(broken.site.hosts), PATIENCE, f"{host.name} comes back")
+    until(
+        lambda: any(e.workload == workload and e.at > since for e in broken.ledger.entries()), PATIENCE, "its work goes on"
+    )
+    cancel(broken, workload)
+    return took
+
+
+def _turned_away(host: HostHere, since: float, *codes: str) -> bool:
+    from scheduler.models import Host
+
+    shown = rows(lambda: Host.objects.get(name=host.name).refused_agent)
+    return bool(shown and shown["code"] in codes and datetime.fromisoformat(shown["at"]).timestamp() > since)
+
+
+def _start_of(host: HostHere) -> str:
+    from scheduler.models import Host
+
+    return str(rows(lambda: Host.objects.get(name=host.name).agent_start))
+
+
+def copied_state(host: HostHere) -> Path:
+    copy = host.state.parent / f"{host.name}-copy-{time.monotonic_ns()}"
+    shutil.copytree(host.state, copy, symlinks=True, ignore=lambda folder, names: [n for n in names if n.endswith(".sock")])
+    return copy
+
+
+@contextlib.contextmanager
+def copied_agent(broken: Broken, host: HostHere, copy: Path | None = None) -> Iterator[None]:
+    """A second agent of a host, in the same place, on a copy of its state folder."""
+    copy = copy or copied_state(host)
+    command = list(host.command)
+    command[command.index("--state") + 1] = str(copy)
+    with (broken.site.folder / f"{host.name}-copy.log").open("ab") as log:
+        process = subprocess.Popen(
+            host.inside(command), stdout=log, stderr=log, start_new_session=True, env=broken.site.agent_environment(host),
+            cwd=Path(__file__).resolve().parent.parent,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _needs_namespaces(broken: Broken) -> None:
+    if not all(host.namespace for host in broken.site.hosts):
+        raise DidNotHappen("a host of its own is made: needs root and ip")
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------------
+
+
+@fault("a host's clock jumps by an hour, to and fro: its work goes on, no lease is early or late, what is charged is right", 20)
+def clock_of_a_host(broken: Broken) -> float:
+    from scheduler.models import Allocation
+
+    workload, first, host = beating_job(broken)
+    for hour in (3600, -3600, 0):
+        broken.site.clocks.set(host.name, hour)
+        time.sleep(LEASE_SECONDS + GRACE_SECONDS + 0.5)
+        goes_on(broken, workload, first, f" at {hour:+} s")
+    asked = time.time()
+    cancel(broken, workload)
+    until(lambda: state_of(workload)[0] == "ended", PATIENCE, "it ends")
+    took = time.time() - asked
+    held = rows(lambda: Allocation.objects.get(run__public_id=first.run).period)
+    wrong = abs(held.upper.timestamp() - last_beat(broken, first.run)), abs(held.lower.timestamp() - first.at)
+    if max(wrong) > 2.5:
+        raise DidNotHappen(f"what it held is right: it is wrong by {wrong} s")
+    return took
+
+
+@fault("the servers' clock jumps by an hour, to and fro: nobody's work is stopped, and decisions go on", 30)
+def clock_of_the_servers(broken: Broken) -> float:
+    workload, first, _ = beating_job(broken)
+    worst = 0.0
+    try:
+        for hour in (3600, 0, -3600, 0):
+            broken.site.clocks.set("servers", hour)
+            worst = max(worst, broken.ledger.probe(time.monotonic(), PATIENCE))
+            time.sleep(LEASE_SECONDS + GRACE_SECONDS)
+            goes_on(broken, workload, first, f" at {hour:+} s")
+    finally:
+        broken.site.clocks.set("servers", 0)
+    cancel(broken, workload)
+    return worst
+
+
+# -- disks ---------------------------------------------------------------------------------------------------------------
+
+
+@fault("a host's disk is full: what runs goes on, what is new is refused, the host's page says so; all is well again after", 60)
+def disk_full_on_a_host(broken: Broken) -> float:
+    _needs_namespaces(broken)
+    host = broken.site.hosts[0]
+    workload, first, _ = beating_job(broken, host)
+    filler = host.state / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 65_536)
+            file.flush()
+    try:
+        until(lambda: _notes_say(host, "disk is full"), PATIENCE, "the host says that its disk is full")
+        refused = broken.ledger.insist(
+            "true", PATIENCE, to_end_well=False, labels_required={"name": host.name}, max_runtime_seconds=60
+        )
+        until(lambda: _a_start_failed(refused), PATIENCE, "a new start is refused")
+        time.sleep(LEASE_SECONDS + GRACE_SECONDS)
+        goes_on(broken, workload, first)
+    finally:
+        filler.unlink()
+    began = time.monotonic()
+    until(lambda: not _notes_say(host, "disk is full"), PATIENCE, "the host says that there is room again")
+    again, _, _ = beating_job(broken, host)
+    took = time.monotonic() - began
+    for job in (workload, refused, again):
+        cancel(broken, job)
+    return took
+
+
+def _notes_say(host: HostHere, words: str) -> bool:
+    from scheduler.models import Host
+
+    return words in json.dumps(rows(lambda: Host.objects.get(name=host.name).hardware))
+
+
+def _a_start_failed(workload: str) -> bool:
+    from scheduler.models import Run
+
+    return bool(rows(lambda: Run.objects.filter(workload__public_id=workload, outcome="start_failed").exists()))

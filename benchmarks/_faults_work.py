@@ -1,0 +1,347 @@
+"""Faults of workloads and of who looks after them: engines that freeze, work that does not go, notebooks whose agent dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from benchmarks._faults import PATIENCE, Broken, cancel, children, fault, last_sync
+from benchmarks._faults_hosts import beating_job, goes_on, last_beat, state_of
+from benchmarks._ledger import BEGIN
+from benchmarks._site import GRACE_SECONDS, ROOT, DidNotHappen, HostHere, marked, rows, until
+
+SOCKETS = 200
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+# -- the engine ----------------------------------------------------------------------------------------------------------
+
+
+@fault("SIGSTOP of the engine that leads for 10 s: another one takes over in 5 s, stale writes are refused", 5)
+def freeze_engine(broken: Broken) -> float:
+    with second_engine(broken):
+        led = _leader()
+        frozen = [led, *children(led)]
+        parent = int(Path(f"/proc/{led}/stat").read_text().rpartition(")")[2].split()[1])
+        frozen.append(parent)
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            until(lambda: _leader() != led, PATIENCE, "another engine leads", every=0.02)
+            took = time.monotonic() - began
+            broken.ledger.probe(time.monotonic(), PATIENCE)
+            time.sleep(max(0.0, 10 - (time.monotonic() - began)))
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+        broken.ledger.probe(time.monotonic(), PATIENCE)
+    return took
+
+
+def _leader() -> int:
+    from scheduler.models import Leader
+
+    return int(rows(lambda: Leader.objects.get(pk=1).holder).split(":")[1])
+
+
+@contextlib.contextmanager
+def second_engine(broken: Broken) -> Iterator[None]:
+    """One more engine beside the one of the installation, ready to take over."""
+    log = broken.site.folder / "engine2.log"
+    log.unlink(missing_ok=True)
+    worker = ["-m", "celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle", "-n", "engine2@%h"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *worker, "-Q", "engine", "-c", "1", "--prefetch-multiplier", "1", "-l", "info"],
+            cwd=ROOT, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    try:
+        until(lambda: " ready." in log.read_text(errors="replace"), PATIENCE, "a second engine is ready")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# -- agents and notebooks ------------------------------------------------------------------------------------------------
+
+
+@fault("an agent killed beside live notebooks: all are taken over, their processes are the same", 15)
+def kill_agent_beside_notebooks(broken: Broken) -> float:
+    from scheduler.models import Run
+
+    names = [_notebook(broken) for _ in range(2)]
+    try:
+        runs = [_ready_run(name) for name in names]
+        before = {run: set(marked(broken.site.folder, run)) for run in runs}
+        began = time.monotonic()
+        for host in {rows(lambda r=run: Run.objects.get(public_id=r).host.name) for run in runs}:
+            here = next(one for one in broken.site.hosts if one.name == host)
+            _kill_agent(here)
+        took = time.monotonic() - began
+        time.sleep(1)
+        for name, run in zip(names, runs, strict=True):
+            if _ready_run(name) != run or not before[run] <= set(marked(broken.site.folder, run)):
+                raise DidNotHappen("all notebooks are taken over: the processes of one are others")
+    finally:
+        for name in names:
+            cancel(broken, name)
+    return took
+
+
+def _kill_agent(host: HostHere) -> None:
+    last = last_sync(host)
+    os.kill(host.pid, signal.SIGKILL)
+    until(lambda: last_sync(host) > last, PATIENCE, f"{host.name} speaks again")
+
+
+def _notebook(broken: Broken) -> str:
+    wish = {"project": "faults/faults", "pool": "faults", "name": "a notebook", "units": 1, "max_runtime_seconds": 600}
+    ends = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return str(broken.site.ask("POST", "notebooks/", wish)["id"])
+        except OSError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.1)
+
+
+def _ready_run(workload: str) -> str:
+    """The run of a notebook that answers."""
+    from scheduler.models import Run
+
+    found = Run.objects.filter(workload__public_id=workload, state="running", ready_at__isnull=False)
+    until(lambda: rows(found.exists), PATIENCE, "a notebook answers")
+    return str(rows(lambda: found.get().public_id))
+
+
+@fault(f"{SOCKETS} live sockets of a notebook when its owner signs out: all cut in 250 ms", 0.25, under_load=False)
+def revoke_sockets(broken: Broken) -> float:
+    workload = _notebook(broken)
+    _ready_run(workload)
+    try:
+        return asyncio.run(_revoke(workload))
+    except (aiohttp.ClientError, TimeoutError) as problem:
+        raise DidNotHappen(f"{SOCKETS} sockets are opened and cut: {problem}") from None
+    finally:
+        cancel(broken, workload)
+
+
+async def _revoke(workload: str) -> float:
+    from django.contrib.sessions.backends.db import SessionStore
+
+    from benchmarks._jupyter import Jupyter
+    from portal import sign_out
+    from portal.services import workloads
+    from scheduler.models import Workload
+
+    def enter() -> tuple[Any, str]:
+        store = SessionStore()
+        store.create()
+        row = Workload.objects.get(public_id=workload)
+        given = workloads.open_workspace(actor=row.owner, workload=row, session_key=store.session_key, now=_now())
+        return store, given
+
+    session, url = await asyncio.to_thread(rows, enter)
+    link = urlsplit(url)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), connector=connector) as browser:
+        headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}", "Accept": "text/html"}
+        jupyter = Jupyter(browser, f"http://127.0.0.1:{link.port}", headers)
+        await jupyter.ask("GET", f"{link.path}?{link.query}")
+        await jupyter.ask("GET", "/lab")
+        kernel = await jupyter.start_kernel()
+        sockets = []
+        for _ in range(SOCKETS // 5):
+            paths = [f"/api/kernels/{kernel}/channels?session_id={len(sockets) + number}" for number in range(5)]
+            sockets += await asyncio.gather(*(_socket(jupyter, path) for path in paths))
+
+        async def cut(socket: aiohttp.ClientWebSocketResponse) -> float:
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                async for _ in socket:
+                    continue
+            return time.monotonic()
+
+        waiting = [asyncio.create_task(cut(socket)) for socket in sockets]
+        await asyncio.sleep(0.5)
+        if any(task.done() for task in waiting):
+            raise DidNotHappen(f"{SOCKETS} sockets are open")
+        key = session.session_key
+
+        def sign_off() -> float:
+            session.delete()
+            began = time.monotonic()
+            sign_out.session_ended(key)
+            return began
+
+        began = await asyncio.to_thread(rows, sign_off)
+        async with asyncio.timeout(PATIENCE):
+            return max(await asyncio.gather(*waiting)) - began
+
+
+async def _socket(jupyter: Any, path: str) -> aiohttp.ClientWebSocketResponse:
+    """One more. Each needs a line of its own from the agent, which may have to be dialled first."""
+    for _ in range(20):
+        try:
+            return await jupyter.socket(path)  # type: ignore[no-any-return]
+        except aiohttp.WSServerHandshakeError:
+            await asyncio.sleep(0.1)
+    return await jupyter.socket(path)  # type: ignore[no-any-return]
+
+
+def _now() -> Any:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
+# -- work that does not go -----------------------------------------------------------------------------------------------
+
+
+@fault("work that ignores TERM: KILL at its grace, a second more or less", GRACE_SECONDS + 1)
+def ignores_term(broken: Broken) -> float:
+    return _killed_at_grace(broken, "trap '' TERM")
+
+
+@fault("work that forks 200 processes that ignore TERM: all are gone at its grace, a second more or less", GRACE_SECONDS + 1)
+def many_processes(broken: Broken) -> float:
+    return _killed_at_grace(broken, "trap '' TERM; for n in {1..200}; do sleep 300 & done")
+
+
+def _killed_at_grace(broken: Broken, also: str) -> float:
+    from scheduler.models import Run
+
+    workload, first, _ = beating_job(broken, also=also)
+    time.sleep(1)
+    asked = time.time()
+    cancel(broken, workload)
+    until(lambda: state_of(workload)[0] == "ended", PATIENCE, "it ends")
+    if first.run in marked(broken.site.folder).values():
+        raise DidNotHappen("its end is told when nothing of it is left: processes are")
+    took = last_beat(broken, first.run) - asked
+    outcome = rows(lambda: Run.objects.get(public_id=first.run).outcome)
+    if took < GRACE_SECONDS - 1 or outcome != "killed_at_grace":
+        raise DidNotHappen(f"it is killed at its grace: after {took:.2f} s, {outcome}")
+    return took
+
+
+@fault("work that KILL does not end: its GPU is taken out of use, and back when it has gone after all", 40, under_load=False)
+def unkillable(broken: Broken) -> float:
+    from scheduler.models import Allocation, Gpu
+
+    if not (FREEZER / "cgroup.procs").exists() or not os.access(FREEZER, os.W_OK):
+        raise DidNotHappen("a process that KILL does not end is made: needs the freezer of control groups 1, and root")
+    group = FREEZER / f"gpupool-faults-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    workload, first, _ = beating_job(broken)
+    gpu = rows(lambda: Allocation.objects.get(run__public_id=first.run).unit.gpu_id)
+    try:
+        for pid in marked(broken.site.folder, first.run):
+            with contextlib.suppress(OSError):
+                (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        cancel(broken, workload)
+        began = time.monotonic()
+        until(lambda: _repair(Gpu, gpu) == "quarantined", PATIENCE, "its GPU is taken out of use")
+        took = time.monotonic() - began
+        if not rows(lambda: Allocation.objects.filter(run__public_id=first.run, period__upper_inf=True).exists()):
+            raise DidNotHappen("its GPU stays held: it was given free")
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+    until(lambda: state_of(workload)[0] == "ended", PATIENCE, "it ends once it can")
+    until(lambda: _repair(Gpu, gpu) == "well", PATIENCE, "its GPU is back")
+    group.rmdir()
+    return took
+
+
+def _repair(gpus: Any, gpu: int) -> str:
+    return str(rows(lambda: gpus.objects.get(pk=gpu).repair_state))
+
+
+# -- preemption ----------------------------------------------------------------------------------------------------------
+
+ON_NOTICE = 'while [ ! -e "$GPUPOOL_NOTICE" ]; do sleep 0.05; done'
+SAVE = 'touch "$GPUPOOL_CHECKPOINT_DIR/.done"'
+WAYS = {
+    "acknowledged": f"{ON_NOTICE}; {SAVE}; exit 0",
+    "crashed": f"{ON_NOTICE}; exit 3",
+    "silent": "trap '' TERM; while :; do sleep 0.1; done",
+    "acknowledged and ran on": f"trap '' TERM; {ON_NOTICE}; {SAVE}; while :; do sleep 0.1; done",
+}
+
+
+@fault("work that has to go: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30)
+def preempted(broken: Broken) -> float:
+    from scheduler.models import Host, Run
+    from scheduler.services import drain_host, return_host
+
+    host = broken.dice.choice(broken.site.hosts[1:])
+    found: dict[str, tuple[str, bool, int | None]] = {}
+    began = time.monotonic()
+    for names in (list(WAYS)[:2], list(WAYS)[2:]):
+        jobs = {}
+        for name in names:
+            made = broken.ledger.insist(
+                BEGIN + WAYS[name], PATIENCE, to_end_well=False, labels_required={"name": host.name}
+            )
+            jobs[name] = broken.ledger.wait_started(made, PATIENCE)
+            until(lambda m=made: state_of(m)[0] == "running", PATIENCE, "the server knows that it runs")
+        row = rows(lambda: Host.objects.get(name=host.name))
+        rows(lambda r=row: drain_host(r, reason="a fault is tried", now=_now()))
+        for name, first in jobs.items():
+            ended = Run.objects.filter(public_id=first.run, state="ended")
+            until(lambda e=ended: rows(e.exists), PATIENCE, f"{name}: it ends")
+            run = rows(ended.get)
+            found[name] = (run.outcome, run.checkpoint_at is not None, run.exit_code)
+            cancel(broken, first.workload)
+        rows(lambda r=row: return_host(r, now=_now()))
+    if len({(outcome, saved) for outcome, saved, _ in found.values()}) != 4:
+        raise DidNotHappen(f"four different ends: {found}")
+    return time.monotonic() - began
+
+
+# -- the database's disk -------------------------------------------------------------------------------------------------
+
+
+@fault("the database's disk is full for 3 s: new work is refused with 503, what runs goes on, all is well again after", 30)
+def disk_full_of_the_database(broken: Broken) -> float:
+    place = broken.site.folder / "site"
+    if not os.path.ismount(place):
+        raise DidNotHappen("a disk of its own is made: needs root")
+    workload, first, host = beating_job(broken)
+    filler = place / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 8192)
+            file.flush()
+    ends, refused = time.monotonic() + 3, 0
+    try:
+        while time.monotonic() < ends:
+            try:
+                broken.ledger.submit("true", to_end_well=False)
+            except OSError as problem:
+                refused += 1
+                if getattr(problem, "code", 503) == 500:
+                    raise DidNotHappen("a request is answered in words: it was 500") from None
+            time.sleep(0.2)
+    finally:
+        filler.unlink()
+    took = broken.ledger.probe(time.monotonic(), PATIENCE)
+    goes_on(broken, workload, first)
+    cancel(broken, workload)
+    print(f"    {refused} requests refused meanwhile", flush=True)
+    return took

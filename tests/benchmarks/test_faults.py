@@ -1,0 +1,26 @@
+"""The short form of the faults: real processes, killed under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.site
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("site")
+def test_engine_edge_agent_shim_and_valkey_may_be_killed_under_load(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(root / "run"), "bench", "faults", "--short", "--json"],
+        capture_output=True, text=True, timeout=280,
+        env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures["faults"]) == {"kill_engine", "kill_edge", "kill_agent", "kill_shim", "kill_valkey"}
+    assert figures["survived"] == figures["rounds"] == 5, done.stderr[-3000:]
