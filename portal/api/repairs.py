@@ -60,7 +60,7 @@ class StrayShape(serializers.Serializer[Any]):
     first_seen = serializers.DateTimeField()
 
 
-class WindowShape(shapes.MaintenanceShape):
+class AnnouncedMaintenanceShape(shapes.MaintenanceShape):
     id = serializers.IntegerField(source="pk")
 
 
@@ -68,7 +68,7 @@ class HostHealthShape(serializers.Serializer[Any]):
     gpus = GpuHealthShape(many=True)
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
-    maintenance = WindowShape(many=True)
+    maintenance = AnnouncedMaintenanceShape(many=True)
 
 
 class HostHealth(View):
@@ -131,17 +131,21 @@ class TakeOutGpu(View):
         return _changed(self, name, verbs.take_out_gpu)
 
 
-class WindowWish(Strict):
+class CancelledWindowWish(Strict):
     window = serializers.IntegerField(min_value=1, help_text="its id")
     why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
 
 
 class CancelMaintenance(View):
-    @extend_schema(operation_id="hosts_cancel_maintenance", request=WindowWish, responses=WindowShape)
+    @extend_schema(
+        operation_id="hosts_cancel_maintenance", request=CancelledWindowWish, responses=AnnouncedMaintenanceShape
+    )
     def post(self, request: Request, name: str) -> Response:
         """Take an announced window back. For operators."""
         host = _host(self, name)
-        return self.one(verbs.cancel_maintenance(**self.by, host=host, **self.given(WindowWish)), WindowShape)
+        return self.one(
+            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)), AnnouncedMaintenanceShape
+        )
 
 
 class RepairPolicyShape(serializers.Serializer[Any]):
