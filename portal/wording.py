@@ -268,7 +268,7 @@ REASONS: dict[str, Sentence] = {
     # why work is not taken into the queue
     "too_many_waiting": lambda f: (
         f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
-        f"this pool; with {f.plain('', 'more')} more there would be more than the {f.plain('', 'limit')} that one "
+        f"this pool; with {f.plain('', 'more') or 'any'} more there would be more than {f.plain('the ', 'limit', after=' that ')}one "
         f"{'team' if f.get('of') == 'team' else 'person'} may have. Submit it when some have started or are cancelled."
     ),
     # why a reservation does not fit

@@ -66,7 +66,6 @@ def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
     assert all("GPUs of GPUs" not in wording.reason(code, {"held": 8400, "need": 840}) for code in wording.REASONS)
 
 
-
 def test_sentences_say_the_numbers() -> None:
     said = wording.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
     assert "8 GPUs" in said and "2 GPUs" in said and H100 in said
