@@ -82,6 +82,7 @@ app.conf.update(
     enable_utc=True,
     timezone="UTC",
     beat_max_loop_interval=1.0,
+    beat_scheduler="config.beat:SteadyScheduler",
     beat_schedule={
         "sweep": {"task": "scheduler.tasks.sweep", **_every(2.0, "engine")},
         "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_every(2.0, "engine")},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
+from pathlib import Path
 
 import celery
 from django.conf import settings
 
+from config.beat import SteadyScheduler
 from config.celery import LONGEST_TASK, VISIBILITY, app
 
 
@@ -36,3 +39,22 @@ def test_tasks_survive_a_killed_worker_and_are_never_run_in_place() -> None:
     assert app.conf.task_acks_late
     assert app.conf.task_reject_on_worker_lost
     assert not app.conf.task_always_eager
+
+
+def test_ticks_go_on_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    scheduler = SteadyScheduler(app, schedule_filename=str(tmp_path / "schedule"), lazy=True)
+    scheduler.setup_schedule()
+    try:
+        later = app.now() + timedelta(hours=1)
+        for entry in scheduler.schedule.values():
+            entry.last_run_at = later  # it ran before the clock was set back
+        scheduler.notice_a_set_clock(5000.0)
+        sweep = scheduler.schedule["sweep"]
+        assert sweep.is_due().next > 3000, "as Celery has it, nothing ticks for an hour"
+        scheduler.notice_a_set_clock(5000.5)
+        assert sweep.is_due().next > 3000, "clocks are kept right by less"
+        scheduler.notice_a_set_clock(1400.0)
+        assert all(entry.last_run_at <= app.now() for entry in scheduler.schedule.values())
+        assert scheduler.schedule["sweep"].is_due().next <= 2.0
+    finally:
+        scheduler.close()
