@@ -17,6 +17,7 @@ import aiohttp
 
 from agent import AGENT_VERSION, keys, logs, processes, volumes
 from agent.background import is_kernel
+from agent.clean import Clean
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
 from agent.launchers import Launcher
@@ -98,6 +99,8 @@ class Agent:
             state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions
         )
         self._strays = Strays()
+        self._clean = Clean(state.folder / "units.json")
+        self._uses_seen: dict[str, Use] = {}  # at the last sample
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._home_is_new = asyncio.Event()
         self._spool = Spool(state.folder / "spool")
@@ -415,7 +418,15 @@ class Agent:
             return  # what the server wanted is too old to begin anything
         is_new = not (self.runs.homes / wanted.owner).exists()
         self._diagnostics.give_way(wanted.unit_uuids)
-        await self.runs.start(wanted, self._lease_until)
+        rows = await self.meter.sample(self._uses_seen, time.time()) if wanted.unit_uuids else []
+        found = self.meter.processes()
+        left = self._clean.left(self.runs.wholly(wanted), rows, found)
+        if left:
+            self.runs.wait(wanted, f"waiting: {left}")
+            return
+        if await self.runs.start(wanted, self._lease_until):
+            with _disk_trouble_survived("what was on the GPUs before"):
+                self._clean.begins(self.runs.wholly(wanted), rows, found)
         if is_new:
             self._home_is_new.set()
 
@@ -440,6 +451,7 @@ class Agent:
         while True:
             began = time.monotonic()
             uses = await asyncio.to_thread(self._uses, list(self.runs.holders().items()))
+            self._uses_seen = uses
             self._unsaved += await self.meter.sample(uses, time.time())
             self._look_for_strays(uses)
             online = self._connection is not None and self._connection.connected

@@ -304,42 +304,52 @@ class Runs:
 
     # what is done
 
-    async def start(self, wanted: RunWanted, lease_until: float) -> None:
-        """Start it, or leave it waiting while its units are held. It is started at most once, whatever happens here."""
+    def wholly(self, wanted: RunWanted) -> list[str]:
+        """Those of its units that nobody else can be on: whole GPUs and MIG instances, which NVML tells apart."""
+        claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
+        return [unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))]
+
+    def wait(self, wanted: RunWanted, step: str) -> None:
+        """It can't start yet, and says why; after a long while it is given up."""
+        entry = self.waiting.setdefault(wanted.run, Waiting(wanted, boottime(), ""))
+        entry.step, entry.prepared = step, False
+        if boottime() - entry.since > LONGEST_WAIT_SECONDS:
+            self.refuse(wanted, "start_failed", step)
+
+    async def start(self, wanted: RunWanted, lease_until: float) -> bool:
+        """Start it, or leave it waiting while its units are held; whether it was started. At most once, whatever happens here."""
         if self.free_bytes() < LEAST_FREE_BYTES:
             self.refuse(wanted, "start_failed", "could not be started: the disk of the host is full")
-            return
+            return False
         try:
             held = locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
         except locks.Busy as busy:
-            now = boottime()
-            entry = self.waiting.setdefault(wanted.run, Waiting(wanted, now, ""))
-            entry.step, entry.prepared = f"waiting until {busy.claim.gpu} is free", False
-            if now - entry.since > LONGEST_WAIT_SECONDS:
-                self.refuse(wanted, "start_failed", str(busy))
-            return
+            self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
+            return False
         if gangs.waits(wanted):
             held.close()
             self.waiting[wanted.run] = Waiting(wanted, boottime(), "waiting for the other hosts", prepared=True)
-            return
+            return False
         try:
             place = self._place(wanted)
         except tenants.Settling as settling:
             held.close()
             self.waiting[wanted.run] = Waiting(wanted, boottime(), str(settling))
-            return
+            return False
         except (tenants.NotAllowed, OSError) as error:
             held.close()
             self.refuse(wanted, "start_failed", f"could not be started: {error}")
-            return
+            return False
         self.waiting.pop(wanted.run, None)
         try:
             self.state.generations.use(wanted.generation, wanted.unit_uuids)
             run = self._lay_out(wanted, lease_until, place)
             await self._spawn(run, wanted, held, place)
+            return True
         except OSError as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
             self.refuse(wanted, "start_failed", f"could not be started: {error.strerror}")
+            return False
         finally:
             held.close()
 

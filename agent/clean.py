@@ -1,0 +1,57 @@
+"""Is a GPU as it was before its last tenant? Asked of NVML for each unit before the next one starts there.
+
+The end of a workload is told when its last process has gone. Here the GPU itself is asked once more: no process on it that was not
+there before the last tenant, and the memory in use no higher than then. What was there before (a monitor, somebody's stray) is not
+the tenant's and keeps nobody waiting; what can't be read says nothing against the unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.meter import GpuProcess
+from agent.protocol import SampleRow
+from agent.state import read_json, write_json
+
+TOLERANCE_MIB = 256  # what drivers keep or give back by themselves
+
+
+class Clean:
+    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        kept = read_json(path)
+        self._before: dict[str, dict[str, list[int] | int | None]] = kept if isinstance(kept, dict) else {}
+
+    def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
+        """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now."""
+        readings = {row.unit: row for row in rows}
+        there = list(found)
+        for unit in units:
+            before, row = self._before.get(unit), readings.get(unit)
+            if before is None or row is None:
+                continue
+            pids = sorted({each.pid for each in there if each.unit == unit} - set(_pids(before)))
+            if pids:
+                return f"process {pids[0]} of an earlier workload is still on {unit}"
+            most = before.get("memory_mib")
+            if isinstance(most, int) and row.memory_used_mib is not None and row.memory_used_mib > most + TOLERANCE_MIB:
+                return f"{row.memory_used_mib - most} MiB of an earlier workload are still in use on {unit}"
+        return ""
+
+    def begins(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> None:
+        """Somebody starts on these units, which ``left`` has found clean: remember how they are now."""
+        readings = {row.unit: row for row in rows}
+        there = list(found)
+        for unit in units:
+            row = readings.get(unit)
+            pids = sorted({each.pid for each in there if each.unit == unit})
+            self._before[unit] = {"pids": [*pids], "memory_mib": row.memory_used_mib if row else None}
+        write_json(self._path, self._before)
+
+
+def _pids(before: dict[str, list[int] | int | None]) -> list[int]:
+    kept = before.get("pids")
+    return kept if isinstance(kept, list) else []
