@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.core.cache import cache
 from redis.exceptions import RedisError
@@ -62,12 +62,22 @@ def _count(key: str, milliseconds: int) -> int:
 def kept(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
     """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks."""
     key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // KEPT_SECONDS)))
-    try:
-        known: tuple[Answer] | None = cache.get(key)
-    except RedisError:
-        return answer()
+    known: tuple[Answer] | None = recalled(key)
     if known is None:
         known = (answer(),)
-        with contextlib.suppress(RedisError):
-            cache.set(key, known, KEPT_SECONDS)
+        remember(key, known, KEPT_SECONDS)
     return known[0]
+
+
+def recalled(key: str) -> Any:
+    """What was remembered under this key; None where nothing was, or the cache is away."""
+    try:
+        return cache.get(key)
+    except RedisError:
+        return None
+
+
+def remember(key: str, what: object, seconds: int) -> None:
+    """For so long; not at all while the cache is away."""
+    with contextlib.suppress(RedisError):
+        cache.set(key, what, seconds)

@@ -120,6 +120,18 @@ def ask_of(row: AskFields) -> model.Ask:
     return _ask(*(getattr(row, name) for name in ASK_COLUMNS))
 
 
+def queued_of(row: Workload, now: datetime) -> model.Queued:
+    """What a workload that is not written yet, with its id, would be to the planner if it waited at ``now``. One query."""
+    return Moment(closed_gates(now), {}).queued({name: _column(row, name) for name in QUEUED_COLUMNS})
+
+
+def _column(row: Any, name: str) -> Any:
+    """As ``values_list`` would give it: None beyond what the row does not refer to."""
+    for part in name.split("__"):
+        row = None if row is None else getattr(row, part)
+    return row
+
+
 @contextmanager
 def one_moment() -> Iterator[None]:
     """All queries see the same rows. Inside a caller's transaction it is the caller's isolation that holds."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.cache import cache
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
-from portal.asking import asking, kept
+from portal.asking import asking, kept, recalled, remember
 from portal.models import User
 from portal.selectors import starts
 from portal.selectors.starts import Starts
@@ -254,13 +253,13 @@ def sooner(workload: Workload, now: datetime) -> list[Alternative]:
     known = sooner_known(workload)
     if known is None:
         known = engine.sooner(workload, now)
-        cache.set(_sooner_key(workload), known, SOONER_SECONDS)
+        remember(_sooner_key(workload), known, SOONER_SECONDS)
     return known
 
 
 def sooner_known(workload: Workload) -> list[Alternative] | None:
     """The same where it was worked out lately; None where it was not, and is not now either."""
-    known: list[Alternative] | None = cache.get(_sooner_key(workload))
+    known: list[Alternative] | None = recalled(_sooner_key(workload))
     return known
 
 

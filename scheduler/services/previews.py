@@ -10,7 +10,7 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from scheduler import estimates, one_answer, selectors, snapshot
 from scheduler.core import explain, model
 from scheduler.core.reasons import Code
-from scheduler.dependencies import After, awaited, links, numbers_of
+from scheduler.dependencies import After, awaited, links
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.prediction import predict_seconds
 from scheduler.waiting_limits import too_many
@@ -33,32 +33,19 @@ def preview_workload(
         past = estimates.records([pool.pk], now)[pool.pk]
         return {**_not_taken(Code.TOO_MANY_WAITING, numbers), "quota_effect": effect, "past_starts": past}
     taken = one_answer.take([pool.pk], now)
-    budget = snapshot.budget_of(snapshot.closed_gates(now), project.team_id, project.pk)
-    asked = snapshot.ask_of(Workload(**{name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}))
-    gate, gate_numbers = budget.gate, budget.gate_numbers
     workloads, arrays = awaited(links(after))
-    if (workloads or arrays) and not gate:
-        gate, gate_numbers = str(Code.DEPENDENCY), numbers_of(workloads, arrays)
-    queued = model.Queued(
-        id=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
-        team=project.team_id,
-        project=project.pk,
-        user=owner.pk,
-        pool=pool.pk,
-        ask=asked,
-        submitted=snapshot.seconds(now),
-        max_runtime_seconds=max_runtime_seconds,
-        predicted_seconds=predict_seconds(
-            pool=pool, team=project.team, owner_id=owner.pk, total_units=asked.total_units,
-            max_runtime_seconds=max_runtime_seconds,
-        ),
-        priority=model.Priority(int(priority)),
-        preemptible=preemptible,
-        may_borrow=preemptible and budget.may_borrow,
-        gate=gate,
-        gate_numbers=gate_numbers,
-        reservation=reservation.pk if reservation else None,
+    asked = {name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}
+    row = Workload(
+        pk=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
+        project=project, owner_id=owner.pk, pool=pool, reservation=reservation, submitted_at=now,
+        max_runtime_seconds=max_runtime_seconds, priority=int(priority), preemptible=preemptible,
+        waits_for=workloads, waits_for_arrays=arrays, **asked,
     )  # fmt: skip
+    row.predicted_seconds = predict_seconds(
+        pool=pool, team=project.team, owner_id=owner.pk, total_units=row.units * row.hosts,
+        max_runtime_seconds=max_runtime_seconds,
+    )  # fmt: skip
+    queued = snapshot.queued_of(row, now)
     answer = explain.preview(taken, queued, snapshot.seconds(now))
     effect = selectors.quota_effect(team=project.team_id, pool=pool.pk, now=now)
     said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
@@ -70,7 +57,7 @@ def preview_workload(
     said["past_starts"] = past = estimates.records([pool.pk], now)[pool.pk]
     said["likely"] = estimates.range_of(past, expected, now)
     allowed = selectors.allowed_otherwise(columns.get("kind", ""), project, now)
-    said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), allowed)
+    said["sooner"] = explain.sooner_than(taken, queued, snapshot.seconds(now), allowed, answer)
     return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
 
 

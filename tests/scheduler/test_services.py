@@ -194,6 +194,23 @@ def test_a_preview_hears_of_closed_budgets(world: World) -> None:
     assert (said["starts_now"], said["code"], said["numbers"]) == (False, Code.BUDGET_CLOSED, {"spent": "9"})
 
 
+def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several(world: World) -> None:
+    wish: dict[str, Any] = {
+        "kind": "job", "type": "training", "name": "later", "project": world.vision.project, "pool": world.shared,
+        "owner": world.vision.member, "models_wanted": [H100], "max_runtime_seconds": 3600, "now": world.now, "units": 1,
+    }  # fmt: skip
+    services.close_budget_gate(
+        action="refuse_new", team=world.vision.team, numbers={"spent": "9"}, until=world.now + HOUR, now=world.now
+    )
+    first = services.queue_workload(**wish)
+    said = services.preview_workload(**wish, after=[("ok", first)])
+    waits = services.queue_workload(**wish, after=[("ok", first)])
+    engine.cycle("test", world.now)
+    waits.refresh_from_db()
+    assert (said["code"], said["numbers"]) == (waits.reason_code, waits.reason_numbers)
+    assert said["code"] == Code.DEPENDENCY
+
+
 def test_a_gate_is_closed_once_whoever_closes_it(world: World) -> None:
     gate: dict[str, Any] = {"action": "refuse_new", "team": world.vision.team, "until": world.now + HOUR}
     services.close_budget_gate(numbers={"spent": "1"}, now=world.now, **gate)

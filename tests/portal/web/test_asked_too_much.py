@@ -111,6 +111,8 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
 
 
 def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = waiting(world)
+
     def away(*_: object, **__: object) -> None:
         raise RedisError("away")
 
@@ -118,3 +120,5 @@ def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch
         monkeypatch.setattr(cache, name, away)
     with asking.asking(world.vision.member, world.now):
         assert reads.fairness(world.shared, (), world.now)
+        assert reads.sooner_known(mine) is None
+        assert reads.sooner(mine, world.now) == reads.sooner(mine, world.now)
