@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from agent import AGENT_VERSION, smi
 from agent.addresses import towards
 from agent.cgroups import MOST_PROCESSES, Cgroups
-from agent.connection import Unwelcome
+from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import plant_fault
 from agent.launchers import choose
@@ -32,12 +34,14 @@ from agent.nvml_meter import NoAnswer, NvmlMeter
 from agent.protocol import SampleRow
 from agent.runs import Runs
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant, plant_stray
-from agent.state import State, StateError
+from agent.state import State, StateError, write_text
 from agent.tenants import HIGHEST, LOWEST, Range
 
 WRONG = 2
 FAILED = 1
 LARGEST_XID = 10_000
+EDGE_FILE = "edge"  # in the state folder: where this host has joined
+STATE_FOLDER = Path("/var/lib/gpupool-agent")  # of the systemd unit
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,11 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="agent", description="The program on GPU hosts.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=AGENT_VERSION)
-    commands = parser.add_subparsers(required=True, metavar="run|probe|plant-xid|plant-stray|plant-fault", parser_class=_Parser)
+    names = "run|join|probe|plant-xid|plant-stray|plant-fault"
+    commands = parser.add_subparsers(required=True, metavar=names, parser_class=_Parser)
 
     run = commands.add_parser("run", help="keep this host's part of the pool", allow_abbrev=False)
     run.add_argument("--state", type=_folder, required=True, help="folder for credential, runs and spool")
-    run.add_argument("--edge", type=_edge, required=True, help="the server's address, like http://127.0.0.1:8001")
+    run.add_argument(
+        "--edge", type=_edge, default=None, help="the server's address, like http://127.0.0.1:8001; default: the one joined at"
+    )
     run.add_argument("--join-token", default="", help="single-use token from the hosts page, for the first start")
     run.add_argument(
         "--host", type=_host, default=None, help="the name the token was made for (default: this machine's)"
@@ -109,6 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
     _simulation(run)
     run.set_defaults(run=_run)
+
+    enter = commands.add_parser("join", help="join once, then let the service run", allow_abbrev=False)
+    enter.add_argument("--state", type=_folder, default=STATE_FOLDER, help=f"the agent's folder; default: {STATE_FOLDER}")
+    enter.add_argument("--edge", type=_edge, required=True, help="the server's address, like https://edge.example.org")
+    enter.add_argument("--host", type=_host, default=None, help="the name the token was made for (default: this machine's)")
+    enter.add_argument("--join-token", required=True, help="single-use token from the hosts page")
+    enter.set_defaults(run=_join)
 
     probe = commands.add_parser("probe", help="print the hardware this agent can read", allow_abbrev=False)
     probe.add_argument("--host", type=_host, default=None)
@@ -231,9 +245,38 @@ def _run(options: argparse.Namespace) -> int:
         raise StateError("--join-token: needed for the first start; make one on the hosts page")
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
+    options.edge = options.edge or _edge_joined_at(options.state)
     started = Options(options.edge, options.join_token, host, options.sample_seconds, options.on_exit == "stop")
     asyncio.run(_keep(started, state, models, options))
     return 0
+
+
+def _join(options: argparse.Namespace) -> int:
+    """Trade the token for a credential, and keep in the state folder what ``run`` needs from then on."""
+    logging.basicConfig(level=logging.WARNING, format="agent: %(message)s")
+    state = State(options.state)
+    host = options.host or state.identity.host or _own_name()
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+            await join(session, options.edge, state, options.join_token, host)
+
+    try:
+        asyncio.run(ask())
+    except (TimeoutError, aiohttp.ClientError) as error:
+        raise RuntimeError(f"--edge: {options.edge} does not answer: {error or type(error).__name__}") from None
+    write_text(options.state / EDGE_FILE, options.edge + "\n")
+    print(f"joined as {state.identity.host}; what it is to the server is in {options.state}")
+    return 0
+
+
+def _edge_joined_at(folder: Path) -> str:
+    try:
+        return _edge((folder / EDGE_FILE).read_text().strip())
+    except FileNotFoundError:
+        raise StateError(f"--edge: needed, since {folder} does not say where it has joined") from None
+    except argparse.ArgumentTypeError as error:
+        raise StateError(f"{folder / EDGE_FILE}: {error}") from None
 
 
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:

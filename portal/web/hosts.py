@@ -223,8 +223,12 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
 
 
 def _with_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
-    command = f"./run agent run --state /var/lib/gpupool --edge {settings.GPUPOOL_EDGE_URL} --host {row.name} --join-token {token}"
-    response = render(request, "manage/host_command.html", {"host": row, "command": command})
+    whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {row.name} --join-token {token}"
+    commands = {
+        "installed": f"sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} && sudo systemctl enable --now gpupool-agent",
+        "checkout": f"./run agent run --state ~/.local/state/gpupool-agent {whom}",
+    }
+    response = render(request, "manage/host_command.html", {"host": row, **commands})
     response["Cache-Control"] = "no-store"
     return response
 

@@ -29,16 +29,18 @@ class AgentProcess:
     state: Path
     launcher: str
     more: list[str] = field(default_factory=list)
+    program: list[str] = field(default_factory=lambda: [sys.executable, "-m", "agent"])
+    cwd: Path = ROOT
     process: asyncio.subprocess.Process | None = None
 
     async def start(self, *, joined: bool = True) -> None:
         """Start it and, unless told otherwise, wait for its first frame."""
         heard = len(self.edge.observed)
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agent", "run", "--state", str(self.state), "--edge", self.edge.url),
+            *(*self.program, "run", "--state", str(self.state), "--edge", self.edge.url),
             *("--join-token", TOKEN, "--host", "h1", "--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
-            cwd=ROOT,
+            cwd=self.cwd,
         )
         if joined:
             await self.edge.until(lambda: len(self.edge.observed) > heard)

@@ -52,13 +52,24 @@ def test_locks_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_lock_lives_as_long_as_the_last_process_that_inherited_it(tmp_path: Path) -> None:
     held = locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
-    heir = subprocess.Popen(["sleep", "300"], pass_fds=held.descriptors)
+    heir = subprocess.Popen(["sleep", "300"], pass_fds=held.inherited)
     held.close()
     with pytest.raises(Busy):
         locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
     heir.kill()
     heir.wait()
     locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+
+
+def test_a_workload_that_unlocks_what_it_inherited_frees_nothing_while_its_shim_is_there(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [Claim("GPU-a", 0, 840), Claim("GPU-b", 0, 120)])
+    program = "import fcntl, sys; [fcntl.flock(int(each), fcntl.LOCK_UN) for each in sys.argv[1:]]"
+    numbers = [str(each) for each in held.inherited]
+    subprocess.run([sys.executable, "-c", program, *numbers], pass_fds=held.inherited, check=True)
+    for claim in (Claim("GPU-a", 0, 840), Claim("GPU-b", 0, 120)):
+        with pytest.raises(Busy):
+            locks.take(tmp_path, [claim])
+    held.close()
 
 
 # generations and state
@@ -283,9 +294,12 @@ GOOD = ["run", "--state", "S", "--edge", "http://127.0.0.1:1", "--join-token", "
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "run|probe|plant-xid"),
+        ([], "run|join|probe|plant-xid"),
         (["dance"], "dance"),
-        (["run"], "--state, --edge"),
+        (["run"], "--state"),
+        (["run", "--state", "S", "--join-token", "t", "--simulate", "1xH100-80GB"], "--edge: needed"),
+        (["join", "--state", "S", "--edge", "http://x"], "--join-token"),
+        (["join", "--state", "S", "--join-token", "t"], "--edge"),
         ([*GOOD, "--edge", "ftp://x"], "ftp://x"),
         ([*GOOD, "--edge", "http://x:99999"], "Port out of range"),
         ([*GOOD, "--host", "Bad_Name"], "Bad_Name"),
