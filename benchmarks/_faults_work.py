@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -81,14 +82,12 @@ def second_engine(broken: Broken) -> Iterator[None]:
 
 @fault("an agent killed beside live notebooks: all are taken over, their processes are the same", 15)
 def kill_agent_beside_notebooks(broken: Broken) -> float:
-    from scheduler.models import Run
-
     names = [_notebook(broken) for _ in range(2)]
     try:
         runs = [_ready_run(name) for name in names]
         before = {run: set(marked(broken.site.folder, run)) for run in runs}
         began = time.monotonic()
-        for host in {rows(lambda r=run: Run.objects.get(public_id=r).host.name) for run in runs}:
+        for host in {rows(partial(_host_name, run)) for run in runs}:
             here = next(one for one in broken.site.hosts if one.name == host)
             _kill_agent(here)
         took = time.monotonic() - began
@@ -100,6 +99,12 @@ def kill_agent_beside_notebooks(broken: Broken) -> float:
         for name in names:
             cancel(broken, name)
     return took
+
+
+def _host_name(run: str) -> str:
+    from scheduler.models import Run
+
+    return str(Run.objects.select_related("host").get(public_id=run).host.name)
 
 
 def _kill_agent(host: HostHere) -> None:
@@ -153,7 +158,7 @@ async def _revoke(workload: str) -> float:
         store = SessionStore()
         store.create()
         row = Workload.objects.get(public_id=workload)
-        given = workloads.open_workspace(actor=row.owner, workload=row, session_key=store.session_key, now=_now())
+        given = workloads.open_workspace(actor=row.owner, workload=row, session_key=str(store.session_key), now=_now())
         return store, given
 
     session, url = await asyncio.to_thread(rows, enter)
@@ -165,7 +170,7 @@ async def _revoke(workload: str) -> float:
         await jupyter.ask("GET", f"{link.path}?{link.query}")
         await jupyter.ask("GET", "/lab")
         kernel = await jupyter.start_kernel()
-        sockets = []
+        sockets: list[aiohttp.ClientWebSocketResponse] = []
         for _ in range(SOCKETS // 5):
             paths = [f"/api/kernels/{kernel}/channels?session_id={len(sockets) + number}" for number in range(5)]
             sockets += await asyncio.gather(*(_socket(jupyter, path) for path in paths))
@@ -190,7 +195,7 @@ async def _revoke(workload: str) -> float:
 
         began = await asyncio.to_thread(rows, sign_off)
         async with asyncio.timeout(PATIENCE):
-            return max(await asyncio.gather(*waiting)) - began
+            return float(max(await asyncio.gather(*waiting)) - began)
 
 
 async def _socket(jupyter: Any, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -274,6 +279,10 @@ def _repair(gpus: Any, gpu: int) -> str:
 
 # -- preemption ----------------------------------------------------------------------------------------------------------
 
+def _runs(workload: str) -> bool:
+    return state_of(workload)[0] == "running"
+
+
 ON_NOTICE = 'while [ ! -e "$GPUPOOL_NOTICE" ]; do sleep 0.05; done'
 SAVE = 'touch "$GPUPOOL_CHECKPOINT_DIR/.done"'
 WAYS = {
@@ -299,16 +308,16 @@ def preempted(broken: Broken) -> float:
                 BEGIN + WAYS[name], PATIENCE, to_end_well=False, labels_required={"name": host.name}
             )
             jobs[name] = broken.ledger.wait_started(made, PATIENCE)
-            until(lambda m=made: state_of(m)[0] == "running", PATIENCE, "the server knows that it runs")
+            until(partial(_runs, made), PATIENCE, "the server knows that it runs")
         row = rows(lambda: Host.objects.get(name=host.name))
-        rows(lambda r=row: drain_host(r, reason="a fault is tried", now=_now()))
+        rows(partial(drain_host, row, reason="a fault is tried", now=_now()))
         for name, first in jobs.items():
             ended = Run.objects.filter(public_id=first.run, state="ended")
-            until(lambda e=ended: rows(e.exists), PATIENCE, f"{name}: it ends")
+            until(partial(rows, ended.exists), PATIENCE, f"{name}: it ends")
             run = rows(ended.get)
             found[name] = (run.outcome, run.checkpoint_at is not None, run.exit_code)
             cancel(broken, first.workload)
-        rows(lambda r=row: return_host(r, now=_now()))
+        rows(partial(return_host, row, now=_now()))
     if len({(outcome, saved) for outcome, saved, _ in found.values()}) != 4:
         raise DidNotHappen(f"four different ends: {found}")
     return time.monotonic() - began
