@@ -1,8 +1,9 @@
 """Locks on the host: one GPU slot, one workload, whatever any server says.
 
 A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file of its slot range
-exclusively. The locks (flock) belong to open files that the shim and the workload's processes inherit: they are free when,
-and only when, the last of them is gone, however the agent ended.
+exclusively. Each lock (flock) is taken twice, on two files: one stays with the shim, one goes on to the workload's processes. So it
+is free when, and only when, the last of them all is gone, however the agent or the shim ended; a workload that unlocks or closes
+what it has inherited frees nothing while its shim is there.
 """
 
 from __future__ import annotations
@@ -38,21 +39,27 @@ class Busy(Exception):
 
 
 class HeldLocks:
-    """Open lock files. ``close`` drops this process's hold: the locks stay while an heir has them open."""
+    """Open lock files, ``kept`` for the shim alone and ``inherited`` for the workload as well. ``close`` drops this process's hold:
+    the locks stay while an heir has them open."""
 
-    def __init__(self, descriptors: list[int]) -> None:
-        self.descriptors = descriptors
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.inherited: list[int] = []
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [*self.kept, *self.inherited]
 
     def close(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
-        self.descriptors = []
+        self.kept, self.inherited = [], []
 
 
 def take(folder: Path, claims: list[Claim]) -> HeldLocks:
     """All of the locks or none, in sorted order, without waiting. Raises Busy."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    held = HeldLocks([])
+    held = HeldLocks()
     try:
         for claim in sorted(claims, key=lambda claim: (claim.gpu, claim.first)):
             kind = fcntl.LOCK_EX if claim.whole else fcntl.LOCK_SH
@@ -67,13 +74,14 @@ def take(folder: Path, claims: list[Claim]) -> HeldLocks:
 
 
 def _lock(held: HeldLocks, path: Path, kind: int, claim: Claim) -> None:
-    # Opened for reading only: a workload inherits the descriptor and must not be able to leave bytes for the next tenant.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
-    held.descriptors.append(descriptor)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Busy(claim) from None
+    for descriptors, file in ((held.kept, path), (held.inherited, path.with_name(f"{path.name}.workload"))):
+        # Opened for reading only: a workload inherits the descriptor and must not be able to leave bytes for the next tenant.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o400)
+        descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(claim) from None
 
 
 def _name(gpu: str) -> str:

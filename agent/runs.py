@@ -383,7 +383,7 @@ class Runs:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "alive_fd": alive})
+            write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "own_fds": [alive, *held.kept]})
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
                 stdin=subprocess.DEVNULL,

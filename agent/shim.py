@@ -409,9 +409,10 @@ class Shim:
     def run(self) -> None:
         """Start the workload, keep it, write how it ended."""
         self.catch_signals()
-        os.set_inheritable(
-            self.spec["alive_fd"], False
-        )  # says that the shim lives; the GPU locks go on to the workload
+        for own in self.spec[
+            "own_fds"
+        ]:  # that it lives, and its half of the GPU locks; the workload inherits the other
+            os.set_inheritable(own, False)
         me = process_stat(os.getpid())
         identity: dict[str, Any] = {"pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id()}
         write_json(self.path("shim.json"), identity)

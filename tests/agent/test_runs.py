@@ -47,6 +47,13 @@ async def test_a_task_of_an_array_knows_its_number(edge: FakeEdge, agent: AgentP
     await edge.until(lambda: "task 3" in edge.log("run-1"))
 
 
+async def test_of_the_gpu_locks_a_job_inherits_only_its_own_half(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("for each in /proc/$$/fd/*; do readlink $each; done; echo all", units=[agent.units[0]]))
+    await edge.until(lambda: "all\n" in edge.log("run-1"))
+    files = [Path(line).name for line in edge.log("run-1").splitlines() if "GPU-" in line]
+    assert files and all(name.endswith(".workload") for name in files)
+
+
 async def test_a_job_that_fails_says_its_exit_code(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("echo no >&2; exit 7"))
     ended = await edge.until_state("run-1", "ended")
