@@ -43,7 +43,7 @@ from scheduler.models import (
     Workload,
     WorkloadKind,
 )
-from scheduler.states import DiagnosticState, LeaseState, RepairState, ReservationState, WorkloadState
+from scheduler.states import PROMISED, DiagnosticState, LeaseState, RepairState, ReservationState, WorkloadState
 from telemetry.models import BudgetAlert, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
@@ -208,7 +208,7 @@ def _reservations_without_units(since: datetime, now: datetime) -> Iterator[Fact
     """To the owner and to operators, who may be able to return a host: one that has begun and can't be served at present."""
     waiting = Reservation.objects.filter(
         reason_code=Code.RESERVED_UNITS_MISSING, reason_at__gt=since, reason_at__lte=now,
-        state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE),
+        state__in=PROMISED,
     )  # fmt: skip
     for row in waiting:
         numbers = {**row.reason_numbers, "name": row.name, "code": row.reason_code}

@@ -35,6 +35,7 @@ from scheduler.models import (
 from scheduler.recheck import Facts
 from scheduler.snapshot import among
 from scheduler.states import (
+    PROMISED,
     RepairState,
     ReservationState,
     WorkloadState,
@@ -404,7 +405,7 @@ class _Applier:
         said = {unbound.reservation: unbound for unbound in self.plan.unbound}
         open_ = Reservation.objects.filter(
             pool__in=[pool.id for pool in self.snapshot.pools],
-            state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE),
+            state__in=PROMISED,
         )
         for row in open_.filter(Q(pk__in=said) | ~Q(reason_code="")).order_by("pk"):
             now_said = said.get(row.pk)

@@ -24,6 +24,7 @@ from scheduler.services.hosts import (
 from scheduler.services.reservations import close_reservation, move_reservation
 from scheduler.services.workloads import request_stop
 from scheduler.states import (
+    PROMISED,
     AdminState,
     LeaseState,
     RepairState,
@@ -123,7 +124,7 @@ def _move_off_closed_hosts(now: datetime) -> None:
 
 
 def _close_reservations_due(now: datetime) -> None:
-    promised = Reservation.objects.filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+    promised = Reservation.objects.filter(state__in=PROMISED)
     no_show = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
     unused = promised.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True).annotate(limit=no_show)
     over = [(r.pk, r.pool_id, ReservationState.OVER) for r in promised.filter(end__lte=now)]
@@ -135,7 +136,7 @@ def _close_reservations_due(now: datetime) -> None:
             locks.pools([pool])
             fresh = locks.reservations([pk])[pk]
             still = fresh.end <= now if state == ReservationState.OVER else fresh.first_used_at is None
-            if still and fresh.state in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
+            if still and fresh.state in PROMISED:
                 close_reservation(fresh, state, now)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Set
 from datetime import datetime
 
 from django.db import connection
 
+from scheduler.core.fairshare import decayed
 from scheduler.models import DecayedUse
 
 LEAST_STEP_SECONDS = 30  # rows are brought forward no more often than this
@@ -15,13 +15,6 @@ WRITE_USE = """
 UPDATE scheduler_decayeduse AS use SET slot_seconds = said.slot_seconds, as_of = %s
 FROM unnest(%s::bigint[], %s::float[]) AS said(id, slot_seconds) WHERE use.id = said.id
 """
-
-
-def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
-    """``slot_seconds`` after ``elapsed_seconds`` in which ``held_slots`` were held throughout."""
-    rate = math.log(2) / half_life_seconds
-    kept = math.exp(-rate * elapsed_seconds)
-    return slot_seconds * kept + held_slots * (1 - kept) / rate
 
 
 def bring_forward(

@@ -11,13 +11,11 @@ from datetime import datetime
 
 from scheduler import snapshot as reading
 from scheduler.commands import LIVE
+from scheduler.core.fairshare import NO_LIMIT
 from scheduler.core.model import Eviction, Placement, Plan, Quota, Running, Snapshot
 from scheduler.core.model import Reservation as Promise
 from scheduler.models import Pool, Reservation, Unit, Workload
-from scheduler.states import WorkloadState
-
-NO_LIMIT = 1 << 60
-OPEN_STATES = reading.PROMISED
+from scheduler.states import PROMISED, TOLD_TO_GO, WorkloadState
 
 
 class Facts:
@@ -64,7 +62,7 @@ class Facts:
             if pk not in self.running_then:
                 self.grown_teams.add(team)
                 self.grown_users.add(user)
-            if state not in reading.STOPPING:
+            if state not in TOLD_TO_GO:
                 staying.add(pk)
         before = (r for r in self.running_then.values() if not r.stopping and r.pool in pools)
         self.shrunk_teams = {running.team for running in before if running.id not in staying}
@@ -183,7 +181,7 @@ class Facts:
 
     def why_not_bind(self, reservation: Reservation | None) -> str:
         """Why a reservation gets no units now."""
-        if reservation is None or reservation.state not in OPEN_STATES or reservation.end <= self.now:
+        if reservation is None or reservation.state not in PROMISED or reservation.end <= self.now:
             return "the reservation is not open any more"
         if reservation.start > self.now:
             return "the reservation was moved to a later time"

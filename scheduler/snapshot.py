@@ -24,8 +24,8 @@ from django.db.models.expressions import Combinable, RawSQL
 from scheduler import dependencies
 from scheduler.commands import LIVE
 from scheduler.core import model
+from scheduler.core.fairshare import decayed
 from scheduler.core.reasons import Code
-from scheduler.decayed_use import decayed
 from scheduler.garbage import without_collecting
 from scheduler.isolation import is_weaker
 from scheduler.models import (
@@ -43,11 +43,9 @@ from scheduler.models import (
     Team,
     Workload,
 )
-from scheduler.states import AdminState, ReservationState, WorkloadState, accepts_work
+from scheduler.states import PROMISED, TOLD_TO_GO, AdminState, WorkloadState, accepts_work
 
 QUERIES = 14
-STOPPING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
-PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 ASK_COLUMNS = (
     "units",
     "hosts",
@@ -359,7 +357,7 @@ class Moment:
             checkpoint_at=_seconds_or_none(row["checkpoint_at"]),
             reservation=row["reservation_id"],
             # One whose end is known but whose host has not confirmed it yet is on its way out, too.
-            stopping=row["state"] in STOPPING or row["state"] not in LIVE,
+            stopping=row["state"] in TOLD_TO_GO or row["state"] not in LIVE,
             stop_by=_seconds_or_none(row["gone_by"]),
             evicted_for_workload=row["evicted_for_workload_id"],
             evicted_for_reservation=row["evicted_for_reservation_id"],

@@ -23,6 +23,9 @@ class WorkloadState(StrEnum):
     ENDED = "ended"
 
 
+TOLD_TO_GO = (WorkloadState.NOTICE, WorkloadState.STOPPING)  # and still there
+
+
 class RunState(StrEnum):
     """One host's part of one attempt."""
 
@@ -39,6 +42,9 @@ class ReservationState(StrEnum):
     OVER = "over"
     RELEASED = "released"  # nobody came within the no-show limit
     CANCELLED = "cancelled"
+
+
+PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)  # a promise that is not over
 
 
 class LeaseState(StrEnum):

@@ -6,7 +6,18 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import clock, diagnostics, engine, estimates, nudge, overstays, quota_hours, releases, retention, wall_clock
+from scheduler import (
+    clock,
+    diagnostics,
+    engine,
+    estimates,
+    nudge,
+    overstays,
+    quota_hours,
+    releases,
+    retention,
+    wall_clock,
+)
 from scheduler.recording import Recorder
 from scheduler.warm import Warm
 

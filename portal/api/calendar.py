@@ -17,7 +17,7 @@ from portal.api.paging import page_of
 from portal.models import Submission
 from portal.services import approvals, reservations, series
 from scheduler.models import Reservation, Series
-from scheduler.states import ReservationState
+from scheduler.states import PROMISED
 
 
 def _reservations(view: View) -> QuerySet[Reservation]:
@@ -44,7 +44,7 @@ class Reservations(View):
         query = self.query(shapes.ReservationQuery)
         rows = _reservations(self)
         if query.get("state") == "open":
-            rows = rows.filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+            rows = rows.filter(state__in=PROMISED)
         elif query.get("state"):
             rows = rows.filter(state=query["state"])
         if query.get("pool"):

@@ -12,7 +12,7 @@ from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import use
 from scheduler.models import Host, Reservation, Team, Workload
-from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, WorkloadState
+from scheduler.states import PROMISED, AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.budgets import forecast_of
 from telemetry.models import Budget
 from telemetry.months import month_of
@@ -50,7 +50,7 @@ def operations(user: User) -> Operations | None:
         waiting_count=waiting.count(),
         unserved=list(
             policy.visible_reservations(user)
-            .filter(state__in=(ReservationState.CONFIRMED, ReservationState.ACTIVE))
+            .filter(state__in=PROMISED)
             .exclude(reason_code="")
             .select_related("project__team")
             .order_by("start", "pk")[:MOST]

@@ -13,7 +13,7 @@ from scheduler import selectors as engine
 from scheduler.commands import LIVE
 from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, GpuStateChange, Host, HostStateChange, Unit, Workload
-from scheduler.states import AdminState, LeaseState, RepairState, WorkloadState
+from scheduler.states import TOLD_TO_GO, AdminState, LeaseState, RepairState
 from telemetry.models import HealthEvent, Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
@@ -159,7 +159,7 @@ def still_there(host: Host, now: datetime) -> list[StillThere]:
     found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE).distinct()
     rows = []
     for workload in found.select_related("project__team", "owner"):
-        leaves = workload.state in (WorkloadState.NOTICE, WorkloadState.STOPPING)
+        leaves = workload.state in TOLD_TO_GO
         limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
         rows.append(StillThere(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit))
     return sorted(rows, key=lambda row: (row.by, row.workload.pk))

@@ -30,14 +30,12 @@ from scheduler.models import (
     Workload,
     WorkloadKind,
 )
-from scheduler.states import ReservationState, WorkloadState
+from scheduler.states import PROMISED, TOLD_TO_GO, WorkloadState
 from telemetry.budgets import forecast_of
 from telemetry.models import Budget
 from telemetry.months import month_of
 
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
-GOING = (WorkloadState.NOTICE, WorkloadState.STOPPING)
-PROMISED = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
 
 def _made_room(workload: Workload) -> bool:
     """Whether it goes because it was told to make room, or waits again after that."""
-    return workload.state in GOING or (workload.state == WorkloadState.QUEUED and workload.attempt > 0)
+    return workload.state in TOLD_TO_GO or (workload.state == WorkloadState.QUEUED and workload.attempt > 0)
 
 
 def _had_to_go(workload: Workload) -> bool:

@@ -21,7 +21,7 @@ from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Reservation
-from scheduler.states import ReservationState
+from scheduler.states import PROMISED, ReservationState
 from telemetry.core.money import rounded
 
 SHORTEST_WINDOW = timedelta(minutes=5)
@@ -351,7 +351,7 @@ def checked_change(
     """The new window, checked like that of a new one. Raises Invalid, and Conflict when it is over."""
     checks = Checks()
     checks.text("why", why, least=0, most=1000, lines=True)
-    if reservation.state not in (ReservationState.CONFIRMED, ReservationState.ACTIVE):
+    if reservation.state not in PROMISED:
         raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
     first = reservation.start if start is None else checks.moment("start", start).replace(microsecond=0)
     if end is not None:

@@ -37,7 +37,7 @@ from scheduler.models import (
     WorkloadKind,
     WorkloadType,
 )
-from scheduler.states import ReservationState, WorkloadState
+from scheduler.states import PROMISED, WorkloadState
 from telemetry.core.money import rounded
 
 SHORTEST_RUNTIME = 60
@@ -565,9 +565,8 @@ def _checked_reservation(
 ) -> Reservation | None:
     if reservation is None:
         return None
-    open_states = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
     fits = reservation.project_id == project.pk and reservation.pool_id == pool.pk
-    if not fits or reservation.state not in open_states or reservation.end <= now:
+    if not fits or reservation.state not in PROMISED or reservation.end <= now:
         checks.note(
             "reservation", str(reservation.public_id),
             f"reservation is {reservation.name}; allowed: a reservation of {project.name} in {pool.name} that is not over.",

@@ -26,9 +26,8 @@ from portal.web.ask_forms import label_text
 from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
 from scheduler.models import Reservation
-from scheduler.states import ReservationState
+from scheduler.states import PROMISED, ReservationState
 
-OPEN = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 SERIES_SHOWN = 10
 SERIES_LOSS = "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
 
@@ -147,7 +146,7 @@ def _loss(row: Reservation) -> str:
 def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
     inside = row.workloads.select_related(*work.RELATED).order_by("-submitted_at", "-pk")[:50]
     bound = row.bound_units.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index")
-    may_change = row.state in OPEN and policy.may(user, "reservation.change", row)
+    may_change = row.state in PROMISED and policy.may(user, "reservation.change", row)
     return {
         "reservation": row,
         "asked": home_cards.asked(row),
@@ -163,7 +162,7 @@ def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) 
         "series": _series(row, now) if row.series else None,
         "waiting_change": _waiting_change(row) if may_change else None,
         "loss": _loss(row),
-        "is_open": row.state in OPEN,
+        "is_open": row.state in PROMISED,
         "cancel_url": reverse("reservation-cancel", args=[row.public_id]),
         "launch_url": f"{reverse('ask')}?kind=job",
     }
@@ -174,7 +173,7 @@ def _series(row: Reservation, now: datetime) -> dict[str, Any]:
     whole = row.series
     if whole is None:
         return {}
-    left = list(whole.occurrences.filter(state__in=OPEN, end__gt=now).order_by("start", "pk"))
+    left = list(whole.occurrences.filter(state__in=PROMISED, end__gt=now).order_by("start", "pk"))
     days = wording.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
     return {
         "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",

@@ -55,9 +55,8 @@ def both(one: Mask, other: Mask) -> Mask:
 
 
 HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
-EVICTION_COST_SECONDS = (
-    30 * 60
-)  # having been told to go once weighs like this much work lost, so that others take their turn
+# Having been told to go once weighs like this much work lost, so that others take their turn.
+EVICTION_COST_SECONDS = 30 * 60
 
 
 class Board:
@@ -137,9 +136,10 @@ class Board:
         self.table = occupancy.table
         self.run_id, self.run_team, self.run_priority = self.table[ID], self.table[TEAM], self.table[PRIORITY]
         self.run_reservation, self.run_slots = self.table[RESERVATION], self.table[SLOTS]
-        self.lost: Ints = np.maximum(0, self.now - self.table[SAVED]) * self.run_slots  # slot-seconds thrown away
-        again = self.table[EVICTIONS] * EVICTION_COST_SECONDS * self.run_slots
-        self.cost: Ints = self.lost + again  # what victims are chosen by
+        unsaved = np.maximum(0, self.now - self.table[SAVED])
+        self.lost: Ints = unsaved * self.run_slots  # slot-seconds thrown away
+        self.cost_of_a_slot: Ints = unsaved + self.table[EVICTIONS] * EVICTION_COST_SECONDS
+        self.cost: Ints = self.cost_of_a_slot * self.run_slots  # what victims are chosen by
         old_enough = self.now >= self.table[STARTED] + self.policy.minimum_runtime_seconds
         self.evictable: Mask = (self.table[PREEMPTIBLE] == 1) & (self.table[STOPPING] == 0) & old_enough
         self.gpu_teams: dict[int, int] = {}  # of a time-sliced GPU: the team that has it

@@ -6,6 +6,7 @@ held by its team from the moment its units are bound; work inside it is not coun
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from scheduler.core.model import Pool, PoolKind, Quota, Running
 NO_LIMIT = 1 << 60
 
 Claim = tuple[int, str]  # (team, model)
+
+
+def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
+    """Decayed use after ``elapsed_seconds`` in which ``held_slots`` were held throughout."""
+    kept = 0.5 ** (elapsed_seconds / half_life_seconds)
+    return slot_seconds * kept + held_slots * half_life_seconds / math.log(2) * (1 - kept)
 
 
 class Room(NamedTuple):

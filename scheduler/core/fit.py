@@ -13,6 +13,7 @@ import numpy as np
 
 from scheduler.core.board import HOLDS, MAINTENANCE, NOBODY, RESERVATIONS, Board, Ground, Ints, Kind, Mask, both
 from scheduler.core.model import WHOLE, Ask, Queued
+from scheduler.core.ordering import expected_seconds
 from scheduler.core.ranking import Ranking, Terms
 from scheduler.core.topology import islands, nearest_first
 from scheduler.core.waste import fits
@@ -21,11 +22,6 @@ from scheduler.core.wishes import apart, wished_for
 NOTHING: frozenset[str] = frozenset()
 EVERYTHING = frozenset({HOLDS, MAINTENANCE, RESERVATIONS})
 TOGETHER = 1 << 40  # outweighs every difference the placement rule can make
-
-
-def expected_seconds(queued: Queued) -> int:
-    """How long a workload is expected to run at the longest: twice the prediction, never above its limit."""
-    return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
 
 
 def gone_after(board: Board, queued: Queued) -> int:

@@ -82,7 +82,6 @@ class Gates:
         models = sorted({board.kinds[kind].model for kind in kinds})
         return Code.NO_QUOTA, numbers(models=models, pool=board.pool.id, team=queued.team)
 
-
     def _hours_used_up(self, queued: Queued) -> Why | None:
         """Nothing may start before the period is over: the GPU-hours of every model it accepts are used up, and it may not
         borrow instead."""

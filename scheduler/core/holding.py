@@ -62,10 +62,7 @@ def in_the_way(board: Board, reservation: Reservation, units: list[int]) -> list
     """The preemptible work that would still be on a reservation's units when it starts, and may be told to go."""
     found = []
     for victim in sorted({int(board.holder[u]) for u in units} - {NOBODY}):
-        running = board.running[victim]
-        ends_itself = running.until <= reservation.start
-        young = board.now < running.started + board.policy.minimum_runtime_seconds
-        if not (running.stopping or victim in board.evicted or not running.preemptible or ends_itself or young):
+        if board.evictable[victim] and board.running[victim].until > reservation.start:
             found.append(victim)
     return found
 

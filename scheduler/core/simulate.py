@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import count
-from math import log
 
 from scheduler.core.explain import as_queued
+from scheduler.core.fairshare import decayed
 from scheduler.core.model import (
     DecayedUse,
     Eviction,
@@ -433,8 +433,7 @@ class Simulation:
             for key in {*self.use, *self.held}:
                 half_life = self.policies[key[1]].half_life_seconds
                 if half_life:
-                    kept = 0.5 ** (seconds / half_life)
-                    self.use[key] = self.use[key] * kept + self.held[key] * half_life / log(2) * (1 - kept)
+                    self.use[key] = decayed(self.use[key], self.held[key], seconds, half_life)
             self.use_at = time
         self.now = time
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import EVICTION_COST_SECONDS, NEVER, Board, Ints, Mask, both
-from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Running, Snapshot, Window, WindowAnswer
-from scheduler.core.occupancy import EVICTIONS, PREEMPTIBLE, SAVED, STARTED, STOP_BY, STOPPING, UNTIL
+from scheduler.core.board import NEVER, Board, Ints, Mask, both
+from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Snapshot, Window, WindowAnswer
+from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 from scheduler.core.wishes import apart, wished_for
 
@@ -165,8 +165,7 @@ class Promises:
             cost[board.free] = 1
             return cost
         table = board.table
-        lost = np.maximum(0, board.now - table[SAVED]) + table[EVICTIONS] * EVICTION_COST_SECONDS
-        price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + lost)
+        price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + board.cost_of_a_slot)
         mine = board.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
             if mine is not None and board.running[i].evicted_for_reservation == mine.id:
@@ -317,7 +316,6 @@ def window_answer(
     ask: Ask,
     team: int,
     pool: int,
-    project: int,
     start: int,
     end: int,
     now: int,
@@ -331,7 +329,7 @@ def window_answer(
     Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
     guarantees of other teams unless ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
     windows of the same length that do, from ``earliest`` (``now``) to ``now + horizon``, on whole minutes.
-    ``exclude_reservation`` is one that is being moved. ``project`` says for whom; nothing depends on it yet.
+    ``exclude_reservation`` is one that is being moved.
     """
     return window_answers(
         snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest
@@ -468,15 +466,6 @@ def free_units(
 # -- when waiting work may expect to start --------------------------------------------------------------------------
 
 MOMENTS = 96  # a forecast's grid: finer is slower, and predictions are no better than that
-
-
-def expected_end(running: Running, now: int) -> int:
-    """When a workload is expected to be gone: its prediction, doubled whenever it is overrun, at most its limit."""
-    if running.stopping:
-        return max(now + 1, running.stop_by or now + 1)
-    if running.predicted_until > now:
-        return running.predicted_until
-    return max(now + 1, min(running.until, now + (now - running.started)))
 
 
 class Forecast:

@@ -19,7 +19,7 @@ from scheduler.core.model import Numbers, Priority, Queued, Refusal
 from scheduler.core.ordering import expected_seconds
 from scheduler.core.pace import Pace
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import Forecast, Promises, expected_end, fits_empty, lead_seconds, numbers
+from scheduler.core.timeline import Forecast, Promises, fits_empty, lead_seconds, numbers
 
 # So many of the first that don't fit get particular units set aside, of each kind: two while little waits, else one.
 PLACES_HELD = 2
@@ -495,8 +495,8 @@ class Waiting:
         for host in hosts:
             first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
             for holder in {int(h) for h in board.holder[first:last][board.kind[first:last] == kind]}:
-                if 0 <= holder < len(board.running) and expected_end(board.running[holder], board.now) <= start:
-                    found.append((-expected_end(board.running[holder], board.now), board.running[holder].id))
+                if 0 <= holder < len(board.running) and board.end_list[holder] <= start:
+                    found.append((-board.end_list[holder], board.running[holder].id))
         return tuple(sorted({workload for _, workload in sorted(set(found))[:BLOCKERS_NAMED]}))
 
     def _start_within_limits(self, queued: Queued, code: str) -> tuple[int | None, tuple[int, ...]]:
@@ -567,7 +567,7 @@ class Waiting:
         inside = [i for i, r in enumerate(board.running) if r.reservation == reservation.id]
         inside.sort(key=self._end_and_id)
         for count in range(1, len(inside) + 1):
-            end = expected_end(board.running[inside[count - 1]], board.now)
+            end = board.end_list[inside[count - 1]]
             if end >= reservation.end:
                 break
             for kind in board.kinds_for(queued.ask):

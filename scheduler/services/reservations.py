@@ -18,8 +18,7 @@ from scheduler.core.reasons import Code
 from scheduler.models import BoundUnit, Pool, Project, Reservation, Series, Workload
 from scheduler.recurrence import Recurrence
 from scheduler.services.workloads import end_queued
-from scheduler.snapshot import PROMISED
-from scheduler.states import ReservationState, WorkloadState, change_state
+from scheduler.states import PROMISED, ReservationState, WorkloadState, change_state
 
 
 def check_window(
@@ -57,7 +56,6 @@ def _judge(
         _ask(**ask),
         project.team_id,
         pool.pk,
-        project.pk,
         snapshot.seconds(start),
         snapshot.seconds(end),
         snapshot.seconds(now),

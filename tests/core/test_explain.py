@@ -146,7 +146,7 @@ def test_another_time_is_a_window_that_a_reservation_gets() -> None:
     found = reservable(snapshot, snapshot.queued[0], NOW, 2 * HOUR, soonest, 24 * HOUR)
     assert found and found[0].start >= NOW + 7 * HOUR and found[0].start - NOW - 7 * HOUR < 60
     for window in found:
-        assert window_answer(snapshot, snapshot.queued[0].ask, 1, 1, 1, window.start, window.end, NOW).fits
+        assert window_answer(snapshot, snapshot.queued[0].ask, 1, 1, window.start, window.end, NOW).fits
     free = reservable(two_models(queued=(waits(1, Ask(2, models=("H100",))),)), waits(1, Ask(2)), NOW, HOUR, soonest, HOUR)
     assert free[0].start - soonest < 60, "not sooner than it can be asked for"
     assert reservable(snapshot, waits(2, Ask(9, models=("H100",))), NOW, HOUR, soonest, 24 * HOUR) == ()

@@ -70,7 +70,6 @@ def answered(snapshot: Snapshot, asked: WindowAsked) -> WindowAnswer:
         asked.ask,
         asked.team,
         asked.pool,
-        1,
         asked.start,
         asked.end,
         NOW,

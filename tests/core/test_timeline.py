@@ -53,7 +53,7 @@ def pool_of(count: int = 2, **rows: Any) -> Snapshot:
 def asked(
     snapshot: Snapshot, ask: Ask, start: int = NOW + HOUR, end: int = NOW + 3 * HOUR, team: int = RED, **more: Any
 ) -> WindowAnswer:
-    return window_answer(snapshot, ask, team, 1, 1, start, end, NOW, **more)
+    return window_answer(snapshot, ask, team, 1, start, end, NOW, **more)
 
 
 def firm(workload: int, units: tuple[int, ...], until: int, **more: Any) -> Running:
