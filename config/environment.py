@@ -53,6 +53,7 @@ class Environment:
     broker_url: str
     portal_url: str
     edge_url: str
+    edge_metrics_port: int
     notebook_domain: str
     state: Path
     time_zone: str
@@ -96,6 +97,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         broker_url=_as_kombu_says_it(redis_url),
         portal_url=portal_url,
         edge_url=edge_url,
+        edge_metrics_port=_whole_number(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
         notebook_domain=_notebook_domain(variables, edge_url),
         state=_state(variables),
         time_zone=_time_zone(variables),

@@ -60,6 +60,7 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_STATE", "relative/path"),
         ("GPUPOOL_STATE", "/nowhere/at/all"),
         ("GPUPOOL_TIME_ZONE", "Middle-earth/Shire"),
+        ("GPUPOOL_EDGE_METRICS_PORT", "65536"),
         ("GPUPOOL_LEASE_SECONDS", "soon"),
         ("GPUPOOL_LEASE_SECONDS", "nan"),
         ("GPUPOOL_LEASE_SECONDS", "0"),

@@ -1,0 +1,438 @@
+"""A fleet at its full pace against one web, one edge, one engine and one database, all on this machine.
+
+    ./run bench fleet --hosts 500 --seconds 60 --json
+
+``--hosts`` light agents in two processes speak the wire protocol as real ones do (``benchmarks/_light_agents.py``), each with
+eight GPUs, a sync and a batch of samples every five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over
+the API; two hosts more are real agents, each with one job in its sandbox, and their memory is read.
+
+``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is server time of a sync by the edge's own
+metric, over the measured seconds alone; ``start_p95`` goes from the moment that a decision carries to the arrival of its Desired at
+the agent. Memory is resident (RSS), the most that was seen, of the agent's process and of a shim while its job runs; beside it the
+proportional share (PSS). Errors are refused and lost connections and frames, answers of 500 and above, and tracebacks in logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks._site import ROOT, starter, until
+
+SERVICES = ()
+GPUS = 8
+MODEL = "H100-80GB"
+REAL = ("real-1", "real-2")
+PROCESSES = 2  # of light agents
+JOIN_SECONDS = 240.0
+SETTLE_SECONDS = 10.0  # from the first job to the first measured second
+JOB_SECONDS = 20
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Run the fleet for ``--seconds`` and give the figures."""
+    parser = argparse.ArgumentParser(prog="./run bench fleet")
+    parser.add_argument("--hosts", type=_between(1, 5_000), default=500, help="light agents")
+    parser.add_argument("--seconds", type=_between(1, 3_600), default=60, help="that are measured")
+    parser.add_argument("--jobs", type=float, default=2.0, help="submitted in a second")
+    parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
+    given = parser.parse_args(argv)
+    folder = given.keep.absolute() if given.keep else Path(tempfile.mkdtemp(prefix="gpupool-fleet-"))
+    fleet = Fleet(folder, given.hosts)
+    try:
+        fleet.start()
+        return fleet.measure(given.seconds, given.jobs)
+    finally:
+        fleet.stop()
+        if given.keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Memory:
+    """Most that was seen, in MiB."""
+
+    rss: float = 0.0
+    pss: float = 0.0
+
+    def look(self, pid: int) -> None:
+        """Read a process's once; one that has ended is left out."""
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            return
+        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        self.rss = max(self.rss, kib["Rss:"] / 1024)
+        self.pss = max(self.pss, kib["Pss:"] / 1024)
+
+
+@dataclass
+class Load:
+    """Jobs that a thread submits at a steady pace; an answer that is late does not slow it down more than by itself."""
+
+    url: str
+    token: str
+    per_second: float
+    errors: Counter[str] = field(default_factory=Counter)
+    took: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._on = threading.Event()
+        self._on.set()
+        self._thread = threading.Thread(target=self._submit, name="load", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more jobs."""
+        self._on.clear()
+        self._thread.join(30)
+
+    def _submit(self) -> None:
+        due = time.monotonic()
+        number = 0
+        while self._on.is_set():
+            number += 1
+            began = time.monotonic()
+            try:
+                submit(self.url, self.token, f"sleep {JOB_SECONDS}", units=1 + number % 2)
+                self.took.append(time.monotonic() - began)
+            except urllib.error.HTTPError as error:
+                self.errors[f"api: {error.code}: {error.read()[:200].decode(errors='replace')}"] += 1
+            except OSError as error:
+                self.errors[f"api: {error}"] += 1
+            due = max(due + 1 / self.per_second, time.monotonic() - 1)
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> str:
+    """One job over the API; its id. Raises OSError."""
+    body = {
+        "project": "fleet/fleet", "pool": "fleet", "name": "a job", "command": command, "units": units,
+        "max_runtime_seconds": 3_600, **also,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{url}/api/v1/jobs/", data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.loads(answer.read())["id"])
+
+
+class Fleet:
+    """The installation, its light agents and the real ones."""
+
+    def __init__(self, folder: Path, hosts: int) -> None:
+        self.folder = folder
+        self.names = [f"light-{number}" for number in range(1, hosts + 1)]
+        self.run = starter()
+        self.port = free_ports(3)
+        self.url, self.edge = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.light: list[subprocess.Popen[str]] = []
+        self.real: dict[str, Any] = {}
+        self.token = ""
+        self.agent, self.shim = Memory(), Memory()
+
+    # -- starting and stopping -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Servers, hosts, agents: every host alive, and a job running on each real one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o711)
+        self._start_servers()
+        tokens = self._organise()
+        say(f"{len(tokens)} hosts are known")
+        for name in REAL:
+            self._start_real(name, tokens.pop(name))
+        self._start_light(tokens)
+        until(lambda: self.alive() == len(self.names) + len(REAL), JOIN_SECONDS, "every host is alive")
+        say("every host is alive")
+        for name in REAL:
+            submit(self.url, self.token, "sleep 3600", labels_required={"name": name})
+        until(lambda: len(self.shims()) == len(REAL), 60, "a job runs on each real host")
+
+    def _start_servers(self) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+        command = [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)]
+        with (self.folder / "up.out").open("wb") as out:
+            self.supervisor = subprocess.Popen(
+                command, stdout=out, stderr=out, start_new_session=True,
+                env={**kept, "GPUPOOL_EDGE_METRICS_PORT": str(self.port + 2)},
+            )  # fmt: skip
+        until(self._is_ready, 180, "the installation is ready")
+        os.environ |= json.loads((self.folder / "site" / "environment.json").read_text())
+        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+        import django
+
+        django.setup()
+
+    def _is_ready(self) -> bool:
+        said = (self.folder / "up.out").read_text(errors="replace")
+        if self.supervisor is None or self.supervisor.poll() is not None:
+            raise SystemExit(f"gpupool: the installation ended:\n{said[-2000:]}")
+        return "is ready" in said
+
+    def _organise(self) -> dict[str, str]:
+        """A team that is guaranteed everything, one member, and the hosts: their join tokens by name."""
+        from portal.models import Membership, Organisation, User
+        from portal.services import hosts, people
+        from scheduler.models import Leader, Pool, Project, Quota, Team
+
+        now = datetime.now(UTC)
+        Organisation.objects.get_or_create(id=1, defaults={"name": "Fleet"})
+        Leader.objects.get_or_create(id=1)
+        team = Team.objects.create(slug="fleet", name="Fleet", tag="F", created_at=now)
+        Project.objects.create(team=team, slug="fleet", name="Fleet", created_at=now)
+        member, operator = (User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator"))
+        Membership.objects.create(user=member, team=team, created_at=now)
+        pool = Pool.objects.create(slug="fleet", name="Fleet", kind="dynamic", created_at=now)
+        names = [*REAL, *self.names]
+        slots = len(names) * GPUS * 840
+        Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
+        _, self.token = people.create_token(actor=member, name="fleet", now=now)
+        return {
+            name: hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={"name": name})[1] for name in names
+        }
+
+    def _start_real(self, name: str, token: str) -> None:
+        given = {"name": name, "join_token": token, "simulate": f"{GPUS}x{MODEL}"}
+        command = self.run.agent_command(self.folder, self.folder / "agents" / name, self.edge, given)
+        with (self.folder / f"agent-{name}.log").open("wb") as log:
+            self.real[name] = subprocess.Popen(command, cwd=ROOT, env=self.run.agent_environment(), stdout=log, stderr=log)
+
+    def _start_light(self, tokens: dict[str, str]) -> None:
+        hosts = [{"name": name, "token": token} for name, token in tokens.items()]
+        count = min(PROCESSES, len(hosts))
+        for number in range(count):
+            with (self.folder / f"light-{number}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks._light_agents"], cwd=ROOT, text=True, stderr=log,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )  # fmt: skip
+            self.light.append(process)
+            assert process.stdin is not None
+            orders = {"edge": self.edge, "gpus": GPUS, "model": MODEL, "hosts": hosts[number::count]}
+            print(json.dumps(orders), file=process.stdin, flush=True)
+        for number, process in enumerate(self.light):
+            assert process.stdout is not None
+            if process.stdout.readline() != "joined\n":
+                raise SystemExit(f"gpupool: light agents:\n{(self.folder / f'light-{number}.log').read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        """End everything that this started."""
+        for process in self.light:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for process in self.real.values():
+            process.terminate()
+        for process in self.real.values():
+            process.wait(30)
+        if self.supervisor is not None and self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGINT)
+            self.supervisor.wait(90)
+
+    # -- measuring -------------------------------------------------------------------------------------------------------
+
+    def measure(self, seconds: int, per_second: float) -> dict[str, Any]:
+        """Submit, wait until it is steady, measure, end."""
+        load = Load(self.url, self.token, per_second)
+        self._watch(SETTLE_SECONDS)
+        before, began, spent = self.metrics(), datetime.now(UTC), self.cpu_seconds()
+        self._watch(seconds)
+        after, ended, used = self.metrics(), datetime.now(UTC), self.cpu_seconds()
+        load.stop()
+        alive = self.alive()
+        arrivals, errors, trips = self._end_light()
+        errors += load.errors
+        starts = self._starts(arrivals, began, ended)
+        if alive != len(self.names) + len(REAL):
+            errors[f"{alive} of {len(self.names) + len(REAL)} hosts are alive at the end"] += 1
+        if refused := int(_value(after, "gpupool_edge_agents_refused_total")):
+            errors["edge: connections ended with a reason"] += refused
+        errors += self._in_logs()
+        for what, times in errors.items():
+            print(f"{times} x {what}", file=sys.stderr)
+        syncs = _bucket_counts(before, after)
+        return {
+            "hosts": len(self.names),
+            "sync_p95": _of_buckets(syncs, 0.95),
+            "start_p95": _share(starts, 0.95),
+            "agent_mb": round(self.agent.rss, 1),
+            "shim_mb": round(self.shim.rss, 1),
+            "errors": sum(errors.values()),
+            "agent_pss_mb": round(self.agent.pss, 1),
+            "shim_pss_mb": round(self.shim.pss, 1),
+            "sync_p50": _of_buckets(syncs, 0.5),
+            "syncs_per_second": round(syncs[-1][1] / (ended - began).total_seconds(), 1),
+            "round_trip_p95": _share(trips, 0.95),
+            "start_p50": _share(starts, 0.5),
+            "starts": len(starts),
+            "submit_p95": _share(load.took, 0.95),
+            "cores": {name: round((used[name] - spent.get(name, 0.0)) / seconds, 2) for name in used},
+            "load": round(os.getloadavg()[0], 1),
+        }
+
+    def _watch(self, seconds: float) -> None:
+        """Read the real agents' and shims' memory meanwhile."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            for process in self.real.values():
+                self.agent.look(process.pid)
+            for pid in self.shims():
+                self.shim.look(pid)
+            time.sleep(min(left, 1.0))
+
+    def _end_light(self) -> tuple[dict[str, float], Counter[str], list[float]]:
+        arrivals: dict[str, float] = {}
+        errors: Counter[str] = Counter()
+        trips: list[float] = []
+        for number, process in enumerate(self.light):
+            said, _ = process.communicate("stop\n", timeout=60)
+            if process.returncode:
+                errors[f"light agents failed: {(self.folder / f'light-{number}.log').read_text()[-500:]}"] += 1
+                continue
+            told = json.loads(said)
+            arrivals |= told["arrivals"]
+            errors += Counter(told["errors"])
+            trips += told["round_trips"]
+        return arrivals, errors, trips
+
+    def _starts(self, arrivals: dict[str, float], began: datetime, ended: datetime) -> list[float]:
+        """Seconds from each decision of the measured time to the agent."""
+        from scheduler.models import Command
+
+        found = Command.objects.filter(verb=Command.Verb.START, created_at__gte=began, created_at__lt=ended)
+        rows = found.filter(host__name__in=self.names).values_list("run__public_id", "created_at")
+        return [arrivals[str(run)] - at.timestamp() for run, at in rows if str(run) in arrivals]
+
+    def _in_logs(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for log in [*(self.folder / "site").glob("logs/*"), *self.folder.glob("*.log")]:
+            for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
+                if line.startswith("Traceback") or "[error" in line or "ERROR" in line or '" 500' in line:
+                    found[f"{log.name}: {line[:200]}"] += 1
+        return found
+
+    def alive(self) -> int:
+        """How many hosts are."""
+        from scheduler.models import Host
+
+        return Host.objects.filter(lease_state="alive").count()
+
+    def shims(self) -> list[int]:
+        """The pid of each living shim of the real agents."""
+        found = []
+        for place in self.folder.glob("agents/*/runs/*/shim.json"):
+            pid = int(json.loads(place.read_text())["pid"])
+            if Path(f"/proc/{pid}").exists():
+                found.append(pid)
+        return found
+
+    def metrics(self) -> str:
+        """What the edge counts."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 2}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time so far by service with its children, of the light agents, and of everything on this machine."""
+        entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
+        owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
+        owners |= {process.pid: "light agents" for process in self.light}
+        owners |= {process.pid: "real agents" for process in self.real.values()}
+        parents, times = _processes()
+        found: Counter[str] = Counter()
+        for pid, ticks in times.items():
+            at = pid
+            while at not in owners and at > 1:
+                at = parents.get(at, 0)
+            found[owners.get(at, "others")] += ticks
+        return {name: ticks / os.sysconf("SC_CLK_TCK") for name, ticks in found.items()}
+
+
+def _processes() -> tuple[dict[int, int], dict[int, int]]:
+    """Of each process: its parent, and its clock ticks."""
+    parents: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)], times[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    return parents, times
+
+
+def _value(metrics: str, name: str) -> float:
+    found = next((line for line in metrics.splitlines() if line.startswith(f"{name} ")), f"{name} 0")
+    return float(found.split()[1])
+
+
+def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
+    """Syncs of the time between: (upper bound in seconds, how many took no longer)."""
+    mark = 'gpupool_edge_sync_seconds_bucket{le="'
+    counts: list[dict[float, float]] = []
+    for metrics in (before, after):
+        lines = [line.removeprefix(mark).split('"} ') for line in metrics.splitlines() if line.startswith(mark)]
+        counts.append({float(bound): float(count) for bound, count in lines})
+    return sorted((bound, count - counts[0].get(bound, 0.0)) for bound, count in counts[1].items())
+
+
+def _of_buckets(counts: list[tuple[float, float]], share: float) -> float | None:
+    """The bound below which so many lie, evenly spread within its bucket; None without any."""
+    wanted, below, low = counts[-1][1] * share, 0.0, 0.0
+    for bound, count in counts:
+        if count >= wanted and count > below:
+            return round(low + (min(bound, 1e6) - low) * (wanted - below) / (count - below), 4)
+        below, low = count, bound
+    return None
+
+
+def _share(values: list[float], share: float) -> float | None:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 4) if ordered else None
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports side by side."""
+    for first in range(21_000 + os.getpid() % 4_000 * 2, 32_000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for number in range(count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", first + number))
+            except OSError:
+                continue
+            return first
+    raise SystemExit(f"gpupool: {count} free ports side by side were not found")
+
+
+def _between(low: int, high: int) -> Any:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def say(text: str) -> None:
+    """Progress, with the time of day."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
