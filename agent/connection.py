@@ -23,6 +23,7 @@ from agent.protocol import (
     Desired,
     JoinAnswer,
     JoinRequest,
+    OtherVersion,
     ProtocolError,
     Refused,
     RenewAnswer,
@@ -215,6 +216,8 @@ class Connection:
                 continue
             try:
                 frame = decode(message.data, FRAMES_DOWN)
+            except OtherVersion as error:
+                raise Unwelcome(f"the server speaks another protocol: {error}; install the agent that belongs to it") from None
             except ProtocolError as error:
                 log.error("a frame of the edge is not of this protocol: %s", error)
                 continue
@@ -224,6 +227,9 @@ class Connection:
                     return
                 raise Unwelcome(f"the server refused this agent: {frame.reason}")
             if isinstance(frame, Desired):
+                if frame.version != VERSION:
+                    said = f"version: {frame.version}; allowed: {VERSION}"
+                    raise Unwelcome(f"the server speaks another protocol: {said}; install the agent that belongs to it")
                 await self._agent.on_desired(frame, self._spoke_at(frame))
 
     def _spoke_at(self, desired: Desired) -> float:

@@ -41,6 +41,10 @@ class ProtocolError(ValueError):
     """A frame that is not of this protocol: names the field, the value and what is allowed."""
 
 
+class OtherVersion(ProtocolError):
+    """A frame of a version that is not spoken here: nothing of it is used."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitSeen:
     """One holdable unit of a GPU. ``first_slot`` and ``slots`` are within the GPU: 0..840."""
@@ -409,7 +413,20 @@ T = typing.TypeVar("T")
 
 
 def parse(kind: type[T], data: Any, where: str = "") -> T:
-    """A value of dataclass ``kind`` from a JSON object. Unknown keys are ignored, so that a newer peer may say more."""
+    """A value of dataclass ``kind`` from a JSON object. Unknown keys are ignored, so that a newer peer may say more.
+
+    What can't be read raises OtherVersion where it says that it is of one, else ProtocolError.
+    """
+    try:
+        return _parse(kind, data, where)
+    except ProtocolError:
+        version = data.get("version", VERSION) if isinstance(data, dict) and not where else VERSION
+        if version == VERSION:
+            raise
+        raise OtherVersion(f"version: {_shown(version)}; allowed: {VERSION}") from None
+
+
+def _parse(kind: type[T], data: Any, where: str) -> T:
     if not isinstance(data, dict):
         raise ProtocolError(f"{where or kind.__name__}: {_shown(data)} is not an object")
     hints = typing.get_type_hints(kind)

@@ -1,0 +1,289 @@
+"""The wire protocol of a version as it is kept: texts that were on the wire, and the table of their fields.
+
+``python -m tests.agent.freeze_protocol`` says what today's code has that the kept version has not; ``--add`` adds that.
+It never changes or takes away what is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "protocol"
+PLAIN = {"str": str, "int": int, "float": float, "bool": bool}
+BODIES = ("JoinRequest", "JoinAnswer", "RenewRequest", "RenewAnswer")
+PATHS = ("SYNC_PATH", "STREAM_PATH", "JOIN_PATH", "RENEW_PATH")
+
+Table = dict[str, dict[str, dict[str, Any]]]
+
+
+def frames(protocol: Any) -> dict[str, type]:
+    """Everything that goes over the wire by the name of its kept file: frames by kind, bodies by the name of their type."""
+    bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
+    return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
+
+
+def named(hint: Any) -> str:
+    """A type as the table says it: str, int, float, bool, any, TYPE, list[...], dict[...], or one of these and "| null"."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join([*(named(each) for each in args if each is not type(None)), "null"])
+    if origin is list:
+        return f"list[{named(args[0])}]"
+    if origin is dict:
+        return f"dict[{named(args[1])}]"
+    return "any" if hint is Any else str(hint.__name__)
+
+
+def table(protocol: Any) -> Table:
+    """By type and field: its type, and its default where it has one."""
+    found: Table = {}
+    waiting = list(frames(protocol).values())
+    while waiting:
+        kind = waiting.pop(0)
+        if kind.__name__ in found:
+            continue
+        hints = typing.get_type_hints(kind)
+        found[kind.__name__] = {}
+        for entry in dataclasses.fields(kind):
+            about: dict[str, Any] = {"type": named(hints[entry.name])}
+            if entry.default is not dataclasses.MISSING:
+                about["default"] = entry.default
+            elif entry.default_factory is not dataclasses.MISSING:
+                about["default"] = entry.default_factory()
+            found[kind.__name__][entry.name] = about
+            waiting += _dataclasses_in(hints[entry.name])
+    return found
+
+
+def _dataclasses_in(hint: Any) -> list[type]:
+    if dataclasses.is_dataclass(hint):
+        return [typing.cast(type, hint)]
+    return [found for each in typing.get_args(hint) for found in _dataclasses_in(each)]
+
+
+class Example:
+    """A value of a type in which every field is said and no two are alike."""
+
+    def __init__(self, kept: Table) -> None:
+        self.kept = kept
+        self.number = 0
+
+    def of(self, kind: str, name: str, default: object = None) -> Any:
+        kind = kind.removesuffix(" | null")
+        self.number += 1
+        if kind in self.kept:
+            return {field: self.field(kind, field, about) for field, about in self.kept[kind].items()}
+        if kind.startswith("list["):
+            return [self.of(kind[5:-1], name)]
+        if kind.startswith("dict["):
+            return {f"{name}-{self.number}": self.of(kind[5:-1], name)}
+        if kind == "bool":
+            return default is not True
+        return {"int": self.number, "float": self.number + 0.5}.get(kind, f"{name}-{self.number}")
+
+    def field(self, kind: str, name: str, about: dict[str, Any]) -> Any:
+        if name == "kind" and isinstance(about.get("default"), str) and about["default"] in KINDS:
+            return about["default"]
+        if name == "version":
+            return VERSION
+        return self.of(about["type"], name, about.get("default"))
+
+
+KINDS = ("observed", "samples", "log", "health", "proof", "desired", "refused", "stream_open")
+VERSION = 1
+
+
+def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
+    """What a reader that knows only the table can't read of ``value``. It wants every field that it knows."""
+    if kind.endswith(" | null"):
+        return [] if value is None else wrong(kept, kind.removesuffix(" | null"), value, where)
+    if kind == "any":
+        return []
+    if kind in PLAIN:
+        fits = isinstance(value, PLAIN[kind]) or (kind == "float" and isinstance(value, int))
+        return [] if fits and (kind == "bool" or not isinstance(value, bool)) else [f"{where}: {value!r} is not {kind}"]
+    if kind.startswith(("list[", "dict[")):
+        shape = list if kind.startswith("list[") else dict
+        if not isinstance(value, shape):
+            return [f"{where}: {value!r} is not {kind}"]
+        inside = list(value.values()) if isinstance(value, dict) else value
+        return [problem for each in inside for problem in wrong(kept, kind[5:-1], each, f"{where}[]")]
+    if not isinstance(value, dict):
+        return [f"{where}: {value!r} is not {kind}"]
+    found: list[str] = []
+    for name, about in kept[kind].items():
+        found += (
+            wrong(kept, about["type"], value[name], f"{where}.{name}") if name in value else [f"{where}.{name}: not said"]
+        )
+    return found
+
+
+def least(kept: Table, kind: str, value: Any) -> Any:
+    """``value`` as the tersest peer of this version would say it: without the fields that have a default."""
+    kind = kind.removesuffix(" | null")
+    if kind.startswith("list["):
+        return [least(kept, kind[5:-1], each) for each in value]
+    if kind not in kept:
+        return value
+    return {
+        name: least(kept, about["type"], value[name])
+        for name, about in kept[kind].items()
+        if "default" not in about or name == "kind"
+    }
+
+
+def differences(before: Any, now: Any, where: str) -> list[str]:
+    """Where ``now`` lacks or changes what ``before`` says. It may say more."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = [f"{where}.{name}: gone" for name in before if name not in now]
+        return found + [
+            each for name in before if name in now for each in differences(before[name], now[name], f"{where}.{name}")
+        ]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [each for one, other in zip(before, now, strict=True) for each in differences(one, other, f"{where}[]")]
+    same = type(before) is type(now) and before == now
+    return [] if same else [f"{where}: {before!r} became {now!r}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """One version as it is kept in a folder."""
+
+    folder: Path
+
+    @property
+    def about(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "fields.json").read_text())
+        return found
+
+    @property
+    def fields(self) -> Table:
+        found: Table = self.about["types"]
+        return found
+
+    def text(self, name: str) -> str:
+        return (self.folder / f"{name}.json").read_text()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Types by the names of the kept files."""
+        found: dict[str, str] = self.about["frames"]
+        return found
+
+    def problems(self, protocol: Any) -> list[str]:
+        """What of this version ``protocol`` does not keep; empty when all of it."""
+        found = [
+            f"{name}: {self.about['paths'][name]} became {getattr(protocol, name, None)}"
+            for name in PATHS
+            if getattr(protocol, name, None) != self.about["paths"][name]
+        ]
+        for direction in ("up", "down"):
+            there = getattr(protocol, f"FRAMES_{direction.upper()}")
+            found += [f"{kind}: not a frame {direction}" for kind in self.about[direction] if kind not in there]
+        for name, kind in self.names.items():
+            try:
+                found += self._reads(protocol, name, kind) + self._writes(protocol, name, kind)
+            except (ValueError, TypeError, AttributeError) as problem:
+                found.append(f"{name}: {problem}")
+        return found + self._unsaid(protocol)
+
+    def _read(self, protocol: Any, name: str, data: Any) -> Any:
+        for table_of in (protocol.FRAMES_UP, protocol.FRAMES_DOWN):
+            if name in table_of:
+                return protocol.decode(json.dumps(data), table_of)
+        return protocol.parse(getattr(protocol, name), data)
+
+    def _reads(self, protocol: Any, name: str, kind: str) -> list[str]:
+        """Everything that is said is read as it was, also where no more is said than has to be."""
+        said = json.loads(self.text(name))
+        found = differences(said, dataclasses.asdict(self._read(protocol, name, said)), name)
+        short = least(self.fields, kind, said)
+        return found + differences(short, dataclasses.asdict(self._read(protocol, name, short)), f"{name} (least)")
+
+    def _unsaid(self, protocol: Any) -> list[str]:
+        """What is left out still means what it meant."""
+        now = table(protocol)
+        return [
+            f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
+            for kind, entries in self.fields.items()
+            for name, about in entries.items()
+            if "default" in about
+            and name in now.get(kind, {})
+            and about["default"] != now[kind][name].get("default", "required")
+        ]
+
+    def _writes(self, protocol: Any, name: str, kind: str) -> list[str]:
+        """What is written today, with everything said and with the least, is read by who knows only this version."""
+        now = table(protocol)
+        today = frames(protocol)[name].__name__
+        full = Example(now).of(today, name)
+        found: list[str] = []
+        for value in (full, least(now, today, full)):
+            written = json.loads(protocol.encode(self._read(protocol, name, value)))
+            found += wrong(self.fields, kind, written, f"{name} as written")
+        return found
+
+    def unknown(self, protocol: Any) -> list[str]:
+        """What ``protocol`` has that is not kept yet."""
+        fields = self.fields
+        found = [f"the frame {name}" for name in frames(protocol) if name not in self.names]
+        for kind, entries in table(protocol).items():
+            found += [f"{kind}.{name}" for name in entries if name not in fields.get(kind, {})]
+        return found
+
+    def add(self, protocol: Any) -> None:
+        """Keep what is new: fields and types are added to the table, their examples to the texts."""
+        kept = self.about if (self.folder / "fields.json").exists() else {"types": {}, "frames": {}, "up": [], "down": []}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        now = table(protocol)
+        for kind, entries in now.items():
+            kept["types"].setdefault(kind, {})
+            for name, about in entries.items():
+                kept["types"][kind].setdefault(name, about)
+        kept["frames"] = {name: kind.__name__ for name, kind in frames(protocol).items()} | kept["frames"]
+        kept["paths"] = {name: getattr(protocol, name) for name in PATHS} | kept.get("paths", {})
+        kept["up"] = [*kept["up"], *(kind for kind in protocol.FRAMES_UP if kind not in kept["up"])]
+        kept["down"] = [*kept["down"], *(kind for kind in protocol.FRAMES_DOWN if kind not in kept["down"])]
+        _write(self.folder / "fields.json", kept)
+        for name, kind in kept["frames"].items():
+            path = self.folder / f"{name}.json"
+            before = json.loads(path.read_text()) if path.exists() else {}
+            _write(path, _with_new(before, Example(kept["types"]).of(kind, name)))
+
+
+def _with_new(before: Any, example: Any) -> Any:
+    """``before`` with what only ``example`` has."""
+    if isinstance(before, dict) and isinstance(example, dict) and before:
+        whole = {name: _with_new(value, example.get(name)) for name, value in before.items()}
+        # A dictionary whose keys are data is left as it is: its example has other keys each time.
+        return whole if not set(before) & set(example) else {**whole, **{n: v for n, v in example.items() if n not in whole}}
+    if isinstance(before, list) and isinstance(example, list) and before and example:
+        return [_with_new(each, example[0]) for each in before]
+    return example if before in ({}, None) else before
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Say or add what is new in today's code."""
+    from agent import protocol
+
+    kept = Kept(FOLDER / f"v{protocol.VERSION}")
+    if "--add" in arguments:
+        kept.add(protocol)
+    new = kept.unknown(protocol)
+    for each in [*new, *kept.problems(protocol)]:
+        print(each)
+    return 1 if new else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Version 1 of the wire protocol as it was frozen: today's code reads it and is read by it, or these tests say what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from agent import protocol
+from tests.agent.conftest import MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.freeze_protocol import FOLDER, Kept, frames
+
+VERSIONS = [Kept(path) for path in sorted(FOLDER.glob("v*"))]
+SOURCE = Path(protocol.__file__).read_text()
+
+
+def changed(*changes: tuple[str, str]) -> types.ModuleType:
+    """The protocol with some of its lines written otherwise."""
+    source = SOURCE
+    for before, after in changes:
+        assert source.count(before) == 1, f"{before!r} has to stand in protocol.py once"
+        source = source.replace(before, after)
+    module = types.ModuleType("agent.changed_protocol")
+    sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
+    exec(compile(source, "changed_protocol.py", "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("kept", VERSIONS, ids=lambda kept: kept.folder.name)
+def test_a_released_version_is_still_read_and_written(kept: Kept) -> None:
+    assert kept.problems(protocol) == []
+
+
+def test_what_is_added_within_a_version_is_frozen_with_it() -> None:
+    new = Kept(FOLDER / f"v{protocol.VERSION}").unknown(protocol)
+    assert not new, f"{', '.join(new)}: not frozen yet; run: python -m tests.agent.freeze_protocol --add"
+
+
+def test_every_frame_and_body_is_frozen_with_every_field_said() -> None:
+    kept = Kept(FOLDER / "v1")
+    assert set(kept.names) == set(frames(protocol)) and len(kept.names) == 12
+    for name, kind in kept.names.items():
+        said = json.loads(kept.text(name))
+        assert set(said) == set(kept.fields[kind]) and None not in said.values()
+
+
+# What was done: the lines before and after, and what is found.
+BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
+    "a field removed": ([("    spooled_batches: int = 0\n", "")], "observed.spooled_batches: gone"),
+    "a nested field removed": ([("    numa_node: int | None = None\n", "")], "numa_node: gone"),
+    "a field renamed": ([("    max_runtime_seconds: int = 0\n", "    longest: int = 0\n")], "max_runtime_seconds: gone"),
+    "a number that becomes text": ([("    streams: int = 0", '    streams: str = "0"')], "streams: "),
+    "text that becomes a number": ([("    signature: str  # Ed25519, base64\n", "    signature: int\n")], "signature"),
+    "a whole number that may be broken": ([("    exit_code: int | None", "    exit_code: float | None")], "exit_code"),
+    "a value that becomes a list": (
+        [("    throttle_reasons: int | None", "    throttle_reasons: list[int] | None")],
+        "throttle_reasons",
+    ),
+    "an optional field that becomes required": (
+        [
+            ('    public_key: str = ""  #', "    public_key: str  #"),
+            ('    signature: str = ""  # of the token', "    signature: str  # of the token"),
+        ],
+        "public_key: missing",
+    ),
+    "a new field that is required": (
+        [("    instance: str  # random,", "    mood: str\n    instance: str  # random,")],
+        "mood: missing",
+    ),
+    "another default": ([("    poll_seconds: float = 5.0", "    poll_seconds: float = 7.0")], "5.0 became 7.0"),
+    "another nested default": ([("_seconds: float = 600.0", "_seconds: float = 60.0")], "600.0 became 60.0"),
+    "a frame that is no more": ([(', "proof": Proof}', "}")], "proof: not a frame up"),
+    "another address": ([('SYNC_PATH = "/agent/v1/sync"', 'SYNC_PATH = "/agent/sync"')], "SYNC_PATH"),
+}
+
+
+@pytest.mark.parametrize("change", BREAKING)
+def test_a_change_that_an_older_peer_would_trip_over_is_found(change: str) -> None:
+    changes, words = BREAKING[change]
+    found = Kept(FOLDER / "v1").problems(changed(*changes))
+    assert any(words in problem for problem in found), found
+
+
+def test_a_field_that_may_be_left_out_is_no_break() -> None:
+    kept = Kept(FOLDER / "v1")
+    added = changed(("    spooled_batches: int = 0\n", '    spooled_batches: int = 0\n    mood: str = ""\n'))
+    assert kept.problems(added) == []
+    assert kept.unknown(added) == ["Observed.mood"]
+
+
+def test_freezing_what_was_added_leaves_what_was_frozen(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "v1")
+    kept.add(protocol)
+    before = {path.name: json.loads(path.read_text()) for path in kept.folder.iterdir()}
+    added = changed(("    spooled_batches: int = 0\n", '    spooled_batches: int = 0\n    mood: str = ""\n'))
+    kept.add(added)
+    assert kept.unknown(added) == [] and kept.problems(added) == []
+    after = {path.name: json.loads(path.read_text()) for path in kept.folder.iterdir()}
+    assert after["observed.json"].pop("mood")
+    assert after["fields.json"]["types"]["Observed"].pop("mood")
+    assert after == before
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("name", ["observed", "desired", "JoinRequest"])
+def test_another_version_is_refused_in_words_also_where_nothing_else_of_it_can_be_read(name: str, version: object) -> None:
+    with pytest.raises(protocol.OtherVersion, match="version: .*; allowed: 1"):
+        kind = frames(protocol)[name]
+        protocol.parse(kind, {"version": version, "kind": name, "all": "else is new"})
+
+
+async def test_an_agent_keeps_its_work_and_takes_no_orders_from_a_server_of_another_version(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    agent = await make_agent()
+    assert agent.process is not None
+    await edge.want(job("sleep 60", units=agent.units[:1]))
+    await edge.until_state("run-1", "running")
+    edge.silent = True
+    heard = len(edge.observed)
+    text = protocol.encode(edge.desired()).replace('"version":1', '"version":2', 1).replace('"verb":"start"', '"verb":"stop"')
+    for socket in list(edge.sync_sockets):
+        await socket.send_str(text)
+    await edge.until(lambda: not edge.sync_sockets)  # it hangs up, and tries again much later
+    await asyncio.sleep(1)
+    assert len(edge.observed) <= heard + 1
+    assert not (agent.state / "runs" / "run-1" / "order.json").exists()
