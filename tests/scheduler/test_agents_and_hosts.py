@@ -286,6 +286,8 @@ def test_a_run_that_its_agent_no_longer_names_is_lost_after_a_while_and_not_at_o
     agent_api.sync(agent.host.pk, without, world.now + 5 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "running"
     agent_api.sync(agent.host.pk, without, world.now + 12 * SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "running", "two frames so far apart are what a clock can do that is set"
+    agent_api.sync(agent.host.pk, without, world.now + 13 * SECOND)
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
 
