@@ -60,12 +60,12 @@ EVICTION_COST_SECONDS = 30 * 60
 
 
 class Board:
-    """The working state of one pool. Only ``place``, ``evict``, ``bind``, ``keep`` and ``hold`` change it."""
+    """The working state of one pool. Only the verbs under "decisions" change it."""
 
-    def __init__(self, snapshot: Snapshot | PoolFacts, pool: Pool, now: int) -> None:
-        """``snapshot`` may be the pool's facts, when somebody keeps them."""
+    def __init__(self, given: Snapshot | PoolFacts, pool: Pool, now: int) -> None:
+        """``given``: a snapshot, or the pool's facts of it, when somebody keeps them."""
         self.pool, self.policy, self.now = pool, pool.policy, now
-        self.facts = snapshot if isinstance(snapshot, PoolFacts) else PoolFacts(snapshot, pool)
+        self.facts = given if isinstance(given, PoolFacts) else PoolFacts(given, pool)
         self._read_ground(self.facts.ground)
         self.reservations = [r for r in self.facts.reservations if r.end > now]
         self.reservation_by_id = {r.id: r for r in self.reservations}

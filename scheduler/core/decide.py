@@ -12,11 +12,12 @@ import numpy as np
 from scheduler.core import fit, preempt
 from scheduler.core.board import Board, both
 from scheduler.core.fairshare import NO_LIMIT, Room
-from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Priority, Queued
+from scheduler.core.limits import granted_kinds, leaves_room, may_use_spare, room_for, within_workload_cap
+from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Queued
 from scheduler.core.ordering import Alike, expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
-from scheduler.core.waiting import Waiting, granted_kinds, leaves_room, room_for
+from scheduler.core.waiting import Waiting
 
 
 class Cycle:
@@ -52,9 +53,9 @@ class Cycle:
         return False
 
     def _leaves_spare(self, queued: Queued, units: list[int]) -> bool:
-        """Only critical work, and work inside a reservation, may use what the pool keeps free."""
+        """Would what the pool keeps free stay so?"""
         board = self.board
-        if queued.priority is Priority.CRITICAL or queued.reservation is not None:
+        if may_use_spare(queued):
             return True
         taken = sum(int(board.slots[u]) for u in units if board.free[u])
         return taken == 0 or board.free_slots - taken >= board.policy.spare_slots
@@ -164,7 +165,7 @@ class Cycle:
             key = self._room_key(queued, kind)
             if (
                 key in self._no_room
-                or not self._within_workload_cap(queued, kind)
+                or not within_workload_cap(board, queued, kind)
                 or not leaves_room(board, queued, kind)
             ):
                 continue
@@ -174,10 +175,6 @@ class Cycle:
                 return True
             self._no_room.add(key)
         return False
-
-    def _within_workload_cap(self, queued: Queued, kind: int) -> bool:
-        cap = self.board.policy.most_slots_per_workload
-        return cap is None or self.board.need_slots(queued.ask, kind) <= cap
 
     def _room_key(self, queued: Queued, kind: int) -> Hashable:
         """Two asks with the same key find the same room, or none."""

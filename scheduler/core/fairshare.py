@@ -21,7 +21,7 @@ Claim = tuple[int, str]  # (team, model)
 
 def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
     """Decayed use after ``elapsed_seconds`` in which ``held_slots`` were held throughout."""
-    kept = 0.5 ** (elapsed_seconds / half_life_seconds)
+    kept: float = 0.5 ** (elapsed_seconds / half_life_seconds)
     return slot_seconds * kept + held_slots * half_life_seconds / math.log(2) * (1 - kept)
 
 

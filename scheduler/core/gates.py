@@ -4,12 +4,10 @@ not exist, caps and a missing quota. Such work takes no place in the queue."""
 from __future__ import annotations
 
 from scheduler.core.board import Board
-from scheduler.core.model import Numbers, PoolKind, Queued, Quota, Refusal
+from scheduler.core.model import Numbers, PoolKind, Queued, Quota, Refusal, Why
 from scheduler.core.ordering import Group
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import never_fits, numbers
-
-Why = tuple[str, Numbers]
 
 
 class Gates:

@@ -227,6 +227,7 @@ class Snapshot:
 
 
 Numbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs: what a reason is made of
+Why = tuple[str, Numbers]  # a reasons.Code value with its numbers
 
 
 @dataclass(frozen=True, slots=True)

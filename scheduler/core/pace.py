@@ -1,6 +1,6 @@
 """When work deep in a queue may expect to start: by counting units that become free, not on particular hosts.
 
-The forecast (``timeline.Forecast``) gives the first that wait their hosts and times. Those behind go on where it stopped:
+The forecast (``forecast.Forecast``) gives the first that wait their hosts and times. Those behind go on where it stopped:
 of each kind, how many units are expected free at each moment is known, and in pieces of how many to a host. Whoever is
 next in the queue takes the first moment from which there are enough, for as long as it needs them, and is taken off what
 is left for those behind. So a small ask slips in before the large ones ahead of it, as it does when the time comes, and
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.core.board import NEVER, Board, Ints
+from scheduler.core.forecast import Forecast
 from scheduler.core.model import Queued
-from scheduler.core.timeline import Forecast
 
 COUNTED_SINGLY = 2_000  # of those behind the forecast; the rest by how fast these go
 MOMENTS = 256  # at which room is counted; finer is slower. Beyond the last known one there are always more.

@@ -24,7 +24,8 @@ import numpy as np
 
 from scheduler.core import fit
 from scheduler.core.board import NOBODY, Board, Ints, Mask, both
-from scheduler.core.model import Priority, Queued
+from scheduler.core.limits import may_use_spare, room_for
+from scheduler.core.model import Queued
 
 FEW = 64  # candidates that are sooner read one by one than as arrays
 STRADDLING = 1 << 40  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
@@ -260,11 +261,11 @@ class Search:
     def __init__(self, board: Board, queued: Queued, kind: int) -> None:
         self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
         model, self.need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
-        outside = queued.reservation is None
-        room = board.ledger.room(queued.team, model, self.need, queued.preemptible, queued.may_borrow)
-        self.over_limit = room.over if outside else 0
+        room = room_for(board, queued, kind)
+        self.over_limit = room.over
         self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
-        self.hopeless = outside and room.firm  # what fills its team's guarantee may not be evicted
+        self.hopeless = room.firm  # what fills its team's guarantee may not be evicted
+        outside = queued.reservation is None
         self.reclaims = outside and board.ledger.is_within_guarantee(queued.team, model, self.need)
 
     def run(self) -> RoomMade | None:
@@ -426,7 +427,7 @@ class Search:
 
     def _leaves_spare(self, victims: Sequence[int]) -> bool:
         board, spare = self.board, self.board.policy.spare_slots
-        if spare == 0 or self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None:
+        if spare == 0 or may_use_spare(self.queued):
             return True
         freed = sum(int(board.run_slots[v]) for v in victims)
         return board.free_slots + freed - self.need >= spare

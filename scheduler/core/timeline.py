@@ -14,7 +14,7 @@ import numpy as np
 
 from scheduler.core import fit
 from scheduler.core.board import NEVER, Board, Ints, Mask, both
-from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Snapshot, Window, WindowAnswer
+from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Snapshot, Why, Window, WindowAnswer
 from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 from scheduler.core.wishes import apart, wished_for
@@ -265,12 +265,12 @@ def _of_model(board: Board, model: str) -> Mask:
 
 def _judge(
     promises: Promises, ask: Ask, team: int, start: int, end: int, may_exceed_guarantee: bool
-) -> tuple[str, Numbers]:
+) -> Why:
     """The code and numbers of why a window does not fit; an empty code when it does."""
     board = promises.board
     mask = promises.open_units(start, end)
     cost = promises._cost(start, None)
-    eaten: tuple[str, Numbers] | None = None
+    eaten: Why | None = None
     for kind in board.kinds_for(ask):
         if cheapest_units(board, ask, kind, mask, cost) is None:
             continue
@@ -289,7 +289,7 @@ def _judge(
     )
 
 
-def never_fits(board: Board, ask: Ask, team: int) -> tuple[str, Numbers] | None:
+def never_fits(board: Board, ask: Ask, team: int) -> Why | None:
     """Why an ask could not be served even by an empty pool, or None."""
     if board.pool.kind is PoolKind.STATIC and board.pool.team != team:
         return Code.NOT_YOUR_POOL, numbers(owner=board.pool.team, pool=board.pool.id)
@@ -370,7 +370,7 @@ def window_answers(
 
 def _board_for(
     snapshot: Snapshot, ask: Ask, team: int, pool: int, now: int
-) -> tuple[Board | None, tuple[str, Numbers] | None]:
+) -> tuple[Board | None, Why | None]:
     """The pool's board, and why a team's ask could have no window in it at all, or None."""
     owner = next((p for p in snapshot.pools if p.id == pool), None)
     if owner is None:
@@ -461,140 +461,3 @@ def free_units(
     promises = Promises(board)
     wanted = np.array([u.model == model and u.profile == profile for u in board.units], dtype=np.bool_)
     return [(at, int((promises.open_units(at, at + step) & wanted).sum())) for at in range(start, end, step)]
-
-
-# -- when waiting work may expect to start --------------------------------------------------------------------------
-
-MOMENTS = 96  # a forecast's grid: finer is slower, and predictions are no better than that
-
-
-class Forecast:
-    """How many units of each kind every host is expected to have at each moment to come, as plans fill them up.
-
-    Freeing times are rounded up to the grid and taking times down, so coarseness never promises too early a start.
-    """
-
-    def __init__(self, board: Board, promises: Promises) -> None:
-        self.board, self.promises = board, promises
-        self.free_at = self._free_at()
-        promised = [moment for s in promises.fixed for moment in (s.start, s.end) if moment > board.now]
-        moments = np.unique(np.array([board.now, *promised, *self.free_at[self.free_at < NEVER].tolist()]))
-        if len(moments) > MOMENTS:
-            moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
-        self.moments: Ints = moments.astype(np.int64)
-        self.profiles: dict[int, Ints] = {}
-        self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
-
-    def _free_at(self) -> Ints:
-        """When each unit is expected to be given back by who holds it now."""
-        board = self.board
-        free_at = np.where(board.usable, board.now, NEVER).astype(np.int64)
-        for host, start, end in board.maintenance:
-            if start <= board.now < end and board.hosts[host].accepts:
-                free_at[board.first_unit[host] : board.first_unit[host + 1]] = end
-        ends = board.expected_end.copy()
-        evicted = sorted(board.evicted)
-        ends[evicted] = np.minimum(ends[evicted], board.now + lead_seconds(board))
-        held = np.flatnonzero((board.holder >= 0) & (board.holder < len(board.running)))
-        free_at[held] = np.maximum(free_at[held], ends[board.holder[held]])
-        for i, placement in enumerate(board.placements):
-            units = np.flatnonzero(board.holder == len(board.running) + i)
-            free_at[units] = board.now + board.predicted[placement.workload]
-        for reservation in board.reservations:
-            free_at[board.bound == reservation.id] = reservation.end
-        return free_at
-
-    def _at_or_after(self, time: int) -> int:
-        return int(np.searchsorted(self.moments, time, side="left"))
-
-    def _at_or_before(self, time: int) -> int:
-        return max(0, int(np.searchsorted(self.moments, time, side="right")) - 1)
-
-    def profile(self, kind: int) -> Ints:
-        """``[moment, host]``: units of a kind expected to be free."""
-        known = self.profiles.get(kind)
-        if known is None:
-            known = self.profiles[kind] = self._profile(kind)
-        return known
-
-    def _profile(self, kind: int) -> Ints:
-        board = self.board
-        change = np.zeros((len(self.moments) + 1, len(board.hosts)), dtype=np.int64)
-        mine = np.flatnonzero((board.kind == kind) & (self.free_at < NEVER) & (board.kept == 0))
-        np.add.at(change, (np.searchsorted(self.moments, self.free_at[mine]), board.host_of[mine]), 1)
-        profile: Ints = np.cumsum(change, axis=0)[:-1]
-        for stretch in self.promises.fixed:  # a promise to come takes its unit while it lasts
-            start = max(stretch.start, int(self.free_at[stretch.unit]))
-            if board.kind[stretch.unit] == kind and board.kept[stretch.unit] == 0 and start < stretch.end:
-                self._take(profile, int(board.host_of[stretch.unit]), 1, start, stretch.end)
-                if stretch.reservation is not None:
-                    reserved = self.reserved.setdefault(kind, np.zeros_like(profile))
-                    self._take(reserved, int(board.host_of[stretch.unit]), -1, start, stretch.end)
-        return profile
-
-    def _take(self, profile: Ints, host: int, units: int, start: int, end: int) -> None:
-        profile[self._at_or_before(start) : self._at_or_after(end), host] -= units
-
-    def note_placed(self, units: list[int], seconds: int) -> None:
-        """Work that was started after the forecast was made."""
-        until = self.board.now + seconds
-        self._reach(until)
-        for unit in units:
-            kind = int(self.board.kind[unit])
-            if kind in self.profiles:
-                self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, self.board.now, until)
-            self.free_at[unit] = until
-
-    def _reach(self, time: int) -> None:
-        """Have ``time`` in the grid if there is room, and in any case if it is later than all of the grid: units taken for
-        good would be expected back by nobody."""
-        place = self._at_or_after(time)
-        if place < len(self.moments) and (self.moments[place] == time or len(self.moments) >= MOMENTS):
-            return
-        self.moments = np.insert(self.moments, place, time)
-        for known in (self.profiles, self.reserved):
-            for kind, profile in known.items():
-                known[kind] = np.insert(profile, place, profile[place - 1], axis=0)
-
-    def note_kept(self, units: list[int]) -> None:
-        """Units earmarked for work that starts soon: gone from the forecast."""
-        for unit in units:
-            kind = int(self.board.kind[unit])
-            if kind in self.profiles and self.free_at[unit] < NEVER:
-                self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, int(self.free_at[unit]), NEVER)
-
-    def unreserved(self, kind: int) -> Ints:
-        """As ``profile``, without what reservations to come take: what there is for who may be told to go for them."""
-        profile = self.profile(kind)
-        return profile + self.reserved[kind] if kind in self.reserved else profile
-
-    def earliest(
-        self, ask: Ask, kind: int, seconds: int, not_before: int, gone_after: int | None = None
-    ) -> tuple[int, list[int]] | None:
-        """The first moment, at least ``not_before``, from which an ask fits for ``seconds``, and on which hosts. Who may be
-        told to go for a reservation needs to be clear of these for ``gone_after`` seconds only."""
-        profile = self.profile(kind)
-        labels = self.board.ground.roomy(ask)
-        possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
-        for i in np.flatnonzero(possible):
-            moment = int(self.moments[i])
-            if moment < not_before:
-                continue
-            last = max(int(i) + 1, self._at_or_after(moment + seconds))
-            if gone_after is None or kind not in self.reserved:
-                lowest = profile[int(i) : last].min(axis=0)
-            else:
-                clear = max(int(i) + 1, self._at_or_after(moment + gone_after))
-                lent = profile[int(i) : last] + self.reserved[kind][int(i) : last]
-                lowest = np.minimum(profile[int(i) : clear].min(axis=0), lent.min(axis=0))
-            hosts = np.flatnonzero((lowest >= ask.units) & labels)
-            if len(hosts) >= ask.hosts:
-                tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]
-                return moment, [int(h) for h in tightest]
-        return None
-
-    def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:
-        """Count waiting work in, so that what comes after it is expected later."""
-        self._reach(start + seconds)
-        for host in hosts:
-            self._take(self.profiles[kind], host, units, start, start + seconds)

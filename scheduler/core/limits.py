@@ -1,0 +1,71 @@
+"""What a workload may have, whatever is free: quota, caps, the room kept for who is ahead of it, spare capacity."""
+
+from __future__ import annotations
+
+from scheduler.core.board import Board
+from scheduler.core.fairshare import NO_LIMIT, Room
+from scheduler.core.model import Priority, Queued
+from scheduler.core.ordering import expected_seconds
+
+
+def room_for(board: Board, queued: Queued, kind: int) -> Room:
+    """What quota leaves for a workload on units of one kind; inside a reservation it is the reservation that counts."""
+    if queued.reservation is not None:
+        return Room(True, 0, 0, 0, NO_LIMIT, 0, False)
+    need, model = board.need_slots(queued.ask, kind), board.kinds[kind].model
+    return board.ledger.room(queued.team, model, need, queued.preemptible, queued.may_borrow)
+
+
+def within_caps(board: Board, queued: Queued, kind: int) -> bool:
+    """The caps on one user and on one workload."""
+    if not within_workload_cap(board, queued, kind):
+        return False
+    if board.policy.most_slots_per_user is None:
+        return True
+    return board.need_slots(queued.ask, kind) <= board.ledger.user_cap_left(queued.user)
+
+
+def within_workload_cap(board: Board, queued: Queued, kind: int) -> bool:
+    """The cap on one workload."""
+    cap = board.policy.most_slots_per_workload
+    return cap is None or board.need_slots(queued.ask, kind) <= cap
+
+
+def granted_kinds(board: Board, queued: Queued) -> list[int]:
+    """The kinds that quota and caps let a workload have, in its order; equals are answered once while their team holds the
+    same."""
+    ask = board.wanted(queued.ask)
+    alike = queued.reservation is None and board.policy.most_slots_per_user is None
+    known, key = board.ledger.granted[queued.team], (ask.number, queued.preemptible, queued.may_borrow)
+    kinds = known.get(key) if alike else None
+    if kinds is None:
+        kinds = [k for k in ask.kinds if room_for(board, queued, k).allowed and within_caps(board, queued, k)]
+        if alike:
+            known[key] = kinds
+    return kinds
+
+
+def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
+    """Would it leave the room within its team's limit, and its owner's cap, that work of theirs in front of it waits for?"""
+    model = board.kinds[kind].model
+    if not leaves_own_room(board, queued, kind):
+        return False
+    if (queued.team, model) not in board.ledger.kept_room:
+        return True
+    if queued.reservation is not None or queued.id in board.keepers:
+        return True
+    end = board.now + expected_seconds(queued)
+    return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
+
+
+def leaves_own_room(board: Board, queued: Queued, kind: int) -> bool:
+    """The part of it that is about its owner's cap."""
+    if not board.ledger.kept_for_user or queued.reservation is not None or queued.id in board.keepers:
+        return True
+    end = board.now + expected_seconds(queued)
+    return board.ledger.leaves_own_room(queued.user, board.need_slots(queued.ask, kind), end)
+
+
+def may_use_spare(queued: Queued) -> bool:
+    """Only critical work, and work inside a reservation, may use what the pool keeps free."""
+    return queued.priority is Priority.CRITICAL or queued.reservation is not None
