@@ -47,6 +47,11 @@ def expected_seconds(queued: Queued) -> int:
     return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
 
 
+def expected_unit_seconds(queued: Queued) -> int:
+    """What a workload is expected to take of a pool."""
+    return queued.ask.total_units * queued.predicted_seconds
+
+
 def expected_slot_seconds(board: Board, queued: Queued) -> int:
     """What a start adds to its team's use as fair share sees it, so that one team does not take a whole cycle."""
     kinds = board.kinds_for(queued.ask)
@@ -61,12 +66,14 @@ class Group:
         self.members: list[tuple[int, int, Queued]] = []  # (place in line, id, row), in order
         self.ages: list[tuple[int, int, Queued]] = []  # (submitted, id, row), in order
         self.lengths: list[tuple[int, int]] = []  # (expected run time, id), in order
+        self.unit_seconds = 0  # what all of them are expected to take
 
     def fill(self, rows: list[Queued]) -> None:
         """Start with these: sooner than adding one by one."""
         self.members = [(place_in_line(queued), queued.id, queued) for queued in rows]
         self.ages = [(queued.submitted, queued.id, queued) for queued in rows]
         self.lengths = [(expected_seconds(queued), queued.id) for queued in rows]
+        self.unit_seconds = sum([expected_unit_seconds(queued) for queued in rows])
         if len(rows) > 1:  # half of the groups of a mixed queue have one member only
             self.members.sort()
             self.ages.sort()
@@ -76,11 +83,13 @@ class Group:
         insort(self.members, (place_in_line(queued), queued.id, queued))
         insort(self.ages, (queued.submitted, queued.id, queued))
         insort(self.lengths, (expected_seconds(queued), queued.id))
+        self.unit_seconds += expected_unit_seconds(queued)
 
     def remove(self, queued: Queued) -> None:
         del self.members[bisect_left(self.members, (place_in_line(queued), queued.id))]
         del self.ages[bisect_left(self.ages, (queued.submitted, queued.id))]
         del self.lengths[bisect_left(self.lengths, (expected_seconds(queued), queued.id))]
+        self.unit_seconds -= expected_unit_seconds(queued)
 
     @property
     def first(self) -> Queued:
@@ -100,7 +109,6 @@ class Queue:
         self.groups: dict[tuple[int, Hashable], Group] = {}
         self.apart: dict[int, Queued] = {}  # looked at one by one in every cycle
         self.earmarked: dict[int, Queued] = {}  # those that units are kept for
-        self.unit_seconds = 0  # what those in groups are expected to take in all
 
     def fill(self, rows: Iterable[Queued]) -> None:
         """Start with these: sooner than adding one by one."""
@@ -113,7 +121,6 @@ class Queue:
                 self.apart[row.id] = row
             else:
                 alike[self._key(row)].append(row)
-                self.unit_seconds += row.ask.total_units * row.predicted_seconds
         for key, members in alike.items():
             self.groups[key] = Group()
             self.groups[key].fill(members)
@@ -134,7 +141,6 @@ class Queue:
             self.apart[queued.id] = queued
         else:
             self.groups.setdefault(self._key(queued), Group()).add(queued)
-            self.unit_seconds += queued.ask.total_units * queued.predicted_seconds
         if queued.earmarked_units:
             self.earmarked[queued.id] = queued
 
@@ -144,7 +150,6 @@ class Queue:
         if self.apart.pop(queued.id, None) is None:
             key = self._key(queued)
             self.groups[key].remove(queued)
-            self.unit_seconds -= queued.ask.total_units * queued.predicted_seconds
             if not self.groups[key].members:
                 del self.groups[key]
 
@@ -365,6 +370,7 @@ class Line:
         """``groups`` and ``singles`` (what stands apart) are those who may stand in line; the rest was turned away."""
         self.board, self.shares, self.weights = board, dict(board.facts.shares), board.facts.weights
         self.hopeless = Hopeless(board)
+        self.unit_seconds = sum(group.unit_seconds for group in groups)  # what may stand in line is expected to take
         self.group: Group | None = None  # that of whose turn it is
         self.turns: dict[int, Turn] | None = None  # by workload; kept only for who wants to be told why
         self._claims: dict[tuple[int, int], tuple[int, int]] = {}

@@ -51,7 +51,7 @@ def plan_pool(
     promises = keep_reservations(board)
     line = Line(board, *turn_away(board, explain))
     line.turns = turns
-    waiting = Waiting(board, promises, explain)
+    waiting = Waiting(board, promises, line.unit_seconds, explain)
     cycle = Cycle(board, waiting)
     for queued in line:
         if cycle.start_on_free_units(queued):

@@ -37,20 +37,21 @@ def seconds_needed(queued: Queued) -> int:
     return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
 
 
-def has_little_waiting(board: Board) -> bool:
+def is_little(unit_seconds: int, board: Board) -> bool:
     """Units that are set aside lie idle, in part. That costs nobody much in a pool that is through with its queue soon;
     where more is asked for than there is, it is paid by all who wait (docs/benchmarks.md)."""
-    return board.facts.queue.unit_seconds <= LITTLE * int(board.usable.sum())
+    return unit_seconds <= LITTLE * int(board.usable.sum())
 
 
 class Waiting:
     """The refusals of one pool's cycle, in the order of its queue."""
 
-    def __init__(self, board: Board, promises: Promises, explain: bool) -> None:
+    def __init__(self, board: Board, promises: Promises, unit_seconds: int, explain: bool) -> None:
+        """``unit_seconds`` is what all that stands in line is expected to take."""
         self.board, self.promises, self.explain = board, promises, explain
         self.obstacles = Obstacles(board)
         self.position = 0
-        self.places = PLACES_HELD if has_little_waiting(board) else 1
+        self.places = PLACES_HELD if is_little(unit_seconds, board) else 1
         self.held: Counter[int] = Counter()  # by kind
         self.forecasts = 0
         self.forecast: Forecast | None = None

@@ -116,6 +116,16 @@ def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_d
     assert {r.workload: r.held_units for r in quiet} == {r.workload: r.held_units for r in refusals if r.held_units}
 
 
+def test_what_can_never_start_does_not_make_the_queue_a_long_one() -> None:
+    """Nobody waits longer because somebody asks for what there is not."""
+    running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
+    queued = tuple(Queued(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True) for n in (1, 2, 3))
+    never = Queued(9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True)
+    for rows in (queued, (*queued, never)):
+        refusals = plan(pool(queued=rows, running=running), NOW).refusals
+        assert [r.workload for r in refusals if r.held_units] == [1, 2]
+
+
 def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it() -> None:
     """Many wait for one model; the first that needs the other is not put off for ever by small work because of that."""
     models = {1: "H100", 2: "H100", 3: "A100"}
