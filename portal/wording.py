@@ -572,6 +572,13 @@ def why_first(rule: str, numbers: Numbers) -> str:
     return WHY_FIRST[rule](_Facts(numbers, None))
 
 
+def without_the_other(mine: str, theirs: str, why_not: str) -> str:
+    """What would be if the other one was not there; ``why_not`` is empty where this one would start."""
+    if not why_not:
+        return f"If {theirs} was not there, {mine} would start now."
+    return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
+
+
 def _ask_of(f: _Facts, whose: str) -> str:
     """``2 GPUs``, ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
     units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")

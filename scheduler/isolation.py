@@ -29,6 +29,17 @@ def is_weaker(level: str, demanded: str) -> bool:
     return _rank(level) < _rank(demanded)
 
 
+def keeps_apart_enough(host: str) -> models.Q:
+    """Of rows that refer to a host by this path: its level is not weaker than its pool demands."""
+    weaker = models.Q()
+    for at, demanded in enumerate(LEVELS):
+        if at:
+            weaker |= models.Q(**{f"{host}__pool__isolation": demanded}) & ~models.Q(
+                **{f"{host}__isolation_level__in": LEVELS[at:]}
+            )
+    return ~weaker
+
+
 def _rank(level: str) -> int:
     return LEVELS.index(level) if level in LEVELS else 0
 

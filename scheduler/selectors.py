@@ -12,6 +12,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
+from scheduler.isolation import keeps_apart_enough
 from scheduler.models import Allocation, BoundUnit, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState
 
@@ -19,7 +20,8 @@ SLOTS = F("slots__endswith") - F("slots__startswith")
 
 
 def is_free(now: datetime) -> Q:
-    """Of units: could be given to somebody at this moment: well, in service, held by nobody and bound to no reservation."""
+    """Of units: could be given to somebody at this moment: well, in service on a host that keeps workloads apart as its pool
+    demands, held by nobody and bound to no reservation."""
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
     in_service = Q(
@@ -28,7 +30,7 @@ def is_free(now: datetime) -> Q:
         gpu__host__admin_state=AdminState.IN_SERVICE,
         gpu__host__repair_state=RepairState.WELL,
     )
-    return ~Exists(held) & ~Exists(bound) & in_service
+    return ~Exists(held) & ~Exists(bound) & in_service & keeps_apart_enough("gpu__host")
 
 
 def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:

@@ -183,7 +183,13 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
             _side("Yours" if mine.owner_id == user.pk else "This one", mine, now),
         ],
         "rule": wording.why_first(found.rule, found.numbers) if found else "",
-        "without": _without(found, user) if found else "",
+        "without": wording.without_the_other(
+            mine.name,
+            theirs.name,
+            "" if found.without_starts else wording.reason(found.without_code, found.without_numbers, user),
+        )
+        if found
+        else "",
     }
     return render(request, "work/why_them.html", context)
 
@@ -258,14 +264,6 @@ def _side(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
             ("Place", str(workload.position or "–") if waits else "has its GPUs"),
         ],
     }
-
-
-def _without(found: reads.WhyThem, user: User) -> str:
-    """What would be if the other one was not there."""
-    if found.without_starts:
-        return f"If {found.theirs.name} was not there, {found.mine.name} would start now."
-    why_not = wording.reason(found.without_code, found.without_numbers, user)
-    return f"Even if {found.theirs.name} was not there, {found.mine.name} would not start now. {why_not}"
 
 
 def alternatives(workload: Workload, found: list[Alternative], now: datetime) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from agent.protocol import Inventory
 from portal import wording
 from portal.errors import Invalid
 from portal.services.pools import demand_isolation
-from scheduler import engine, inventory, isolation, snapshot
+from scheduler import engine, inventory, isolation, selectors, snapshot
 from scheduler.apply import apply
 from scheduler.core.planner import plan
 from scheduler.models import Host, Pool, Run, Workload
@@ -76,6 +76,18 @@ def test_work_goes_to_the_hosts_that_have_what_the_pool_demands(world: World) ->
     made = [job(world, world.vision, 4, world.now) for _ in range(2)]
     engine.cycle("test", world.now)
     assert {Run.objects.get(workload=each).host.name for each in made} == {"beta"}
+
+
+def test_a_gpu_of_a_host_that_is_not_good_enough_is_not_free(world: World) -> None:
+    def free() -> set[str]:
+        return set(selectors.free_units(world.shared, world.now).values_list("gpu__host__name", flat=True))
+
+    has(world.hosts["beta"], **USERS)
+    has(world.hosts["alpha"], **SANDBOX)
+    assert {"alpha", "beta"} <= free()
+    for level, left in (("sandbox", {"alpha", "beta"}), ("team_users", {"beta"}), ("limits", set())):
+        demand(world, level, world.now)
+        assert free() == left, level
 
 
 def test_work_that_no_host_is_good_enough_for_waits_and_is_told_why_with_numbers(world: World) -> None:
