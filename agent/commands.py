@@ -27,6 +27,7 @@ from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import plant_fault
+from agent.hooks import SECONDS, Hooks, NotUsable, usable
 from agent.launchers import choose
 from agent.meter import Hardware, Meter
 from agent.network import MODES, open_network
@@ -114,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--sample-seconds", type=_seconds, default=5.0, help="0.1 to 3600")
     run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
+    run.add_argument("--prolog", type=_hook, default=None, metavar="PROGRAM", help="of the operator's, before each run starts")
+    run.add_argument("--epilog", type=_hook, default=None, metavar="PROGRAM", help="of the operator's, after each run has ended")
+    run.add_argument("--hook-seconds", type=_seconds, default=SECONDS, help="how long each may take, 0.1 to 3600")
     _simulation(run)
     run.set_defaults(run=_run)
 
@@ -176,6 +180,13 @@ def _existing(value: str) -> Path:
     if not path.is_absolute() or not path.exists() or path == Path("/"):
         raise argparse.ArgumentTypeError(f"{value!r} is not an existing absolute path below /")
     return path
+
+
+def _hook(value: str) -> Path:
+    try:
+        return usable(value)
+    except NotUsable as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def _edge(value: str) -> str:
@@ -296,6 +307,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     runs = Runs(
         state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose, address=address,
         numbers=numbers, cgroups=Cgroups(most_processes=options.most_processes), network=network,
+        hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
     )  # fmt: skip
     network.watch()
     notes = [*chosen.notes, *network.notes, *runs.cgroups.notes]

@@ -7,6 +7,7 @@ id, pid and start time), one that ended, or one that never began (its generation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -27,6 +28,7 @@ from agent import gangs, locks, processes, tenants
 from agent.addresses import interface_of
 from agent.background import Background
 from agent.cgroups import Cgroups, Limits
+from agent.hooks import Hooks
 from agent.launchers import Box, Launcher, View, entering, gpu_nodes
 from agent.locks import Claim
 from agent.meter import Hardware
@@ -39,6 +41,7 @@ from agent.trees import Trash
 log = logging.getLogger("agent.runs")
 
 SHIM_START_SECONDS = 15.0
+EPILOG_MARGIN_SECONDS = 2.0  # after its time, for the shim that runs it to end it
 LONGEST_WAIT_SECONDS = 300.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
@@ -72,6 +75,7 @@ class Run:
     reported_ended: bool = False
     unnamed_since: float | None = None
     log_sent: int = 0
+    epilog_ordered_at: float | None = None  # CLOCK_BOOTTIME: its shim was killed, so another process was started for the epilog
 
     @property
     def id(self) -> str:
@@ -141,6 +145,7 @@ class Runs:
         numbers: tenants.Range | None = None,
         cgroups: Cgroups | None = None,
         network: Network | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.state = state
         self.launcher = launcher
@@ -152,6 +157,7 @@ class Runs:
         self.cgroups = cgroups or Cgroups()
         self.tenants = tenants.Tenants(homes, numbers)
         self.network = network or Network("private", "")
+        self.hooks = hooks or Hooks()
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
@@ -208,9 +214,12 @@ class Runs:
             run.shim = read_json(run.folder / "shim.json") or {}
             if "started_at" in run.shim and not run.is_notebook:
                 run.step = "running"
+            run.step = run.shim.get("step", run.step)
         if not run.is_notebook and not run.ready:
             run.ready = _is_socket(run.socket)
         run.stopping = run.stopping or (run.folder / "stopping.json").exists()
+        if run.stopping and (run.folder / "epilog.json").exists():
+            run.step = "running the operator's epilog"
         if not self._shim_lives(run):
             self._bury(run)
 
@@ -237,15 +246,53 @@ class Runs:
         """A run whose shim is gone without a word: end what is left of it, then say so."""
         ended = read_json(run.folder / "exit.json")  # it may have ended between our two looks
         if ended is None:
-            if self._kill_rest(run):
+            if self._kill_rest(run) or not self._epilog_is_over(run):
                 return  # not empty yet: look again
-            if run.shim:
-                outcome, why = "host_lost", "the process that kept this workload was killed, or the host restarted"
-            else:
-                outcome, why = "start_failed", "the agent ended while it was starting this workload"
-            ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
+            ended = self._end_of_lost(run)
             write_json(run.folder / "exit.json", ended)
         self._note_end(run, ended)
+
+    def _end_of_lost(self, run: Run) -> dict[str, Any]:
+        begun = read_json(run.folder / "epilog.json")
+        if begun is not None:
+            told: dict[str, Any] = begun["ended"]  # the workload had ended before its shim was killed
+            if "killed" in told:
+                return told
+        if run.shim:
+            outcome, why = "host_lost", "the process that kept this workload was killed, or the host restarted"
+        else:
+            outcome, why = "start_failed", "the agent ended while it was starting this workload"
+        return {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
+
+    def _epilog_is_over(self, run: Run) -> bool:
+        """Whether the operator's epilog, if any, has run. It is started here where the shim was killed before it could."""
+        hooks = (read_json(run.folder / "spec.json") or {}).get("hooks", {})
+        if not run.shim or not hooks.get("epilog"):
+            return True
+        begun, now = read_json(run.folder / "epilog.json"), boottime()
+        if begun is None:
+            if run.epilog_ordered_at is None:
+                run.epilog_ordered_at = now
+                self._spawn_epilog(run)
+            return now - run.epilog_ordered_at > SHIM_START_SECONDS  # it could not be started: the log says why
+        if begun["boot_id"] != boot_id() or not processes.is_alive(begun["pid"], begun["start_ticks"]):
+            return True
+        if now > begun["until"] + EPILOG_MARGIN_SECONDS:
+            for pid in [begun["pid"], *(each.pid for each in processes.below(processes.scan(), begun["pid"]))]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return False
+
+    def _spawn_epilog(self, run: Run) -> None:
+        command = [sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder), "epilog"]
+        try:
+            with open(run.folder / "shim.err", "ab") as errors:
+                subprocess.run(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, cwd="/",
+                    env={"PATH": SYSTEM_PATH}, timeout=SHIM_START_SECONDS, check=True,
+                )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("run %s: its epilog could not be started: %s", run.id, error)
 
     def _kill_rest(self, run: Run) -> bool:
         """KILL every process that is in the run's control groups or still carries its mark (which a process may take off);
@@ -268,6 +315,8 @@ class Runs:
 
     def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
         run.ended = ended
+        if ended.get("error"):
+            log.warning("run %s ended as %s: %s", run.id, ended["outcome"], ended["error"])
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
         self.cgroups.remove(run.about["mark"])
@@ -420,6 +469,7 @@ class Runs:
             "signal_notice": wanted.kind == "job",
             "grace_seconds": max(0.0, wanted.grace_seconds),
             "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
+            **self.hooks.spec(wanted, box),
         }
 
     def _box(self, run: Run, wanted: RunWanted, place: tenants.Place) -> Box:

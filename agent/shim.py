@@ -6,7 +6,8 @@ only a few modules of the standard library and nothing of ours, so that it stays
 It reads from RUN_DIR                         It writes to RUN_DIR
   spec.json   what to start and the limits      shim.json   who it is (pid, start time, boot) and when the workload began
   lease       a time on CLOCK_BOOTTIME          log/        the workload's output, in segments named by their first byte
-  order.json  what the agent asks for           exit.json   how it ended, written last, once, atomically
+  order.json  what the agent asks for           epilog.json that the operator's epilog was begun, and how the workload ended
+                                                exit.json   how it ended, written last, once, atomically
 
 CLOCK_BOOTTIME counts through sleep and never jumps, so no change of the wall clock can shorten or lengthen a lease.
 """
@@ -27,6 +28,7 @@ import time
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -48,6 +50,9 @@ KILL_AGAIN_SECONDS = 0.1
 LOG_SEGMENT_BYTES = 1 << 20
 LOG_SEGMENTS = 8
 READ_BYTES = 1 << 16
+HOOK_TICK_SECONDS = 0.2
+HOOK_WORDS = 500  # bytes of what a failing hook printed last that are told
+HOOK_REST_SECONDS = 5.0  # for what a hook left running to be gone after a KILL
 ACKNOWLEDGEMENT = ".done"
 
 
@@ -379,6 +384,133 @@ def enter_network(pid: int) -> None:
     checked(libc.setns(space, CLONE_NEWNET), "its network")
 
 
+class Hook:
+    """One run of a program of the operator's, as the agent's user. It and all that it leaves running are gone afterwards."""
+
+    def __init__(self, shim: Shim, name: str, more: dict[str, str]) -> None:
+        self.shim = shim
+        self.name = name
+        self.seconds = float(shim.hooks["seconds"])
+        self.env = {**shim.hooks["env"], "GPUPOOL_HOOK": name, **more}
+        self.pid = 0
+        self.status: int | None = None
+        self.output = -1
+        self.said = b""
+
+    def run(self, called_off: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
+        """'' when it ended with 0, or had been begun before (``ended``: how the workload ended; such a hook is begun once, ever).
+        Else what went wrong, in words."""
+        self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        gate, go = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(go)
+            self.become(gate, write_end)
+        os.close(write_end)
+        os.close(gate)
+        try:
+            if ended is not None and not self.is_first(ended):
+                os.close(go)
+                os.waitpid(self.pid, 0)
+                return ""
+            os.write(go, b"+")
+            os.close(go)
+            return self.wait(called_off)
+        finally:
+            self.end_the_rest()
+            os.close(self.output)
+
+    def become(self, gate: int, output: int) -> None:
+        try:
+            if os.read(gate, 1) != b"+":
+                return  # it is not to begin
+            os.setsid()
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+            os.set_blocking(output, True)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            signal.set_wakeup_fd(-1)
+            for number in range(1, 32):
+                if number not in (signal.SIGKILL, signal.SIGSTOP):
+                    signal.signal(number, signal.SIG_DFL)
+            os.chdir("/")
+            program = self.shim.hooks[self.name]
+            os.execve(program, [program], self.env)
+        except OSError as problem:
+            os.write(2, f"it can't be started: {problem.strerror}".encode())
+        finally:
+            os._exit(127)
+
+    def is_first(self, ended: dict[str, Any]) -> bool:
+        """Leave the mark that it was begun, unless somebody else has. Who finds the mark waits for this process until its time is
+        over. On a full disk there is no mark, and no epilog lost for it."""
+        stat = process_stat(self.pid)
+        mark = {"pid": self.pid, "start_ticks": stat[1] if stat else 0, "boot_id": boot_id()}
+        new, path = self.shim.path(f"epilog.{self.pid}"), self.shim.path("epilog.json")
+        try:
+            write_json(new, {**mark, "until": boottime() + self.seconds, "ended": ended})
+            os.link(new, path)
+        except FileExistsError:
+            return False
+        except OSError as problem:
+            print(f"epilog.json: {problem}", file=sys.stderr)
+        finally:
+            self.shim.remove(os.path.basename(new))
+        return True
+
+    def wait(self, called_off: Callable[[], bool]) -> str:
+        until = boottime() + self.seconds
+        while self.status is None:
+            if boottime() >= until:
+                return f"the operator's {self.name} did not end in {self.seconds:g} seconds and was killed"
+            if called_off():
+                return f"it was stopped while the operator's {self.name} ran"
+            select.select([self.shim.wake], [], [], min(HOOK_TICK_SECONDS, max(0.0, until - boottime())))
+            self.shim.drain_wake()
+            self.listen()
+            self.reap()
+        self.listen()
+        if self.status == 0:
+            return ""
+        code = 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
+        words = " ".join(self.said[-HOOK_WORDS:].decode("utf-8", "replace").replace("\x00", "?").split())
+        return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
+
+    def listen(self) -> None:
+        """Keep the last of what it prints; never waits, and comes to an end however much that is."""
+        try:
+            for _ in range(64):
+                data = os.read(self.output, READ_BYTES)
+                if not data:
+                    return
+                self.said = (self.said + data)[-HOOK_WORDS:]
+        except BlockingIOError:
+            return
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.status = status
+
+    def end_the_rest(self) -> None:
+        """KILL it, where it still runs, and whatever it started. Processes that KILL does not end are left after a while."""
+        until = boottime() + HOOK_REST_SECONDS
+        while boottime() < until:
+            self.reap()
+            rest = descendants(os.getpid())
+            if not rest:
+                return
+            for pid, _, _ in rest:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
 class Shim:
     """One workload from its start to its end."""
 
@@ -402,6 +534,7 @@ class Shim:
         self.wake = -1
         self.pipe: int | None = None
         self.oom_before: int | None = None
+        self.hooks: dict[str, Any] = self.spec.get("hooks", {})
 
     def path(self, name: str) -> str:
         return os.path.join(self.dir, name)
@@ -416,6 +549,8 @@ class Shim:
         me = process_stat(os.getpid())
         identity: dict[str, Any] = {"pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id()}
         write_json(self.path("shim.json"), identity)
+        if not self.prolog(identity):
+            return
         self.oom_before = out_of_memory_kills()
         self.make_door()
         error = self.start()
@@ -691,8 +826,51 @@ class Shim:
         counted = self.oom_before is not None and after is not None and after > self.oom_before
         return code == 128 + signal.SIGKILL and counted
 
+    # the operator's hooks
+
+    def prolog(self, identity: dict[str, Any]) -> bool:
+        """Run it where there is one. False when the workload is not to be started; its end is told then."""
+        if not self.hooks.get("prolog"):
+            return True
+        write_json(self.path("shim.json"), {**identity, "step": "running the operator's prolog"})
+        # With the run's mark, by which the agent ends it where this process is killed.
+        hook = Hook(self, "prolog", {"GPUPOOL_MARK": self.spec["env"]["GPUPOOL_MARK"]})
+        why = hook.run(self.called_off)
+        if not why:
+            return True
+        self.finish({"stop": self.stop_outcome, "lease_lost": "lease_lost"}.get(self.cause, "start_failed"), None, why)
+        return False
+
+    def called_off(self) -> bool:
+        """Whether the workload is to be stopped before it has begun."""
+        stop = (read_json(self.path("order.json")) or {}).get("stop")
+        lease = self.lease()
+        if stop:
+            self.cause, self.stop_outcome = "stop", stop["outcome"]
+        elif lease is not None and boottime() >= lease:
+            self.cause = "lease_lost"
+        return bool(self.cause)
+
+    def epilog(self, ended: dict[str, Any]) -> str:
+        """Run it where there is one, unless it was begun before: by this process or one that took its place. What went wrong."""
+        if not self.hooks.get("epilog"):
+            return ""
+        self.tell("stopping.json", {"cause": self.cause or "epilog"})
+        code = "" if ended["exit_code"] is None else str(ended["exit_code"])
+        hook = Hook(self, "epilog", {"GPUPOOL_OUTCOME": ended["outcome"], "GPUPOOL_EXIT_CODE": code})
+        return hook.run(lambda: False, ended)
+
+    def only_epilog(self) -> None:
+        """In the place of a shim that was killed: its agent has seen to it that nothing of the workload is left."""
+        self.catch_signals()
+        why = self.epilog({"outcome": "host_lost", "exit_code": None, "ended_at": time.time()})
+        if why:
+            print(f"epilog: {why}", file=sys.stderr)
+
     def finish(self, outcome: str, code: int | None, error: str) -> None:
         ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}
+        trouble = self.epilog(ended)
+        ended["error"] = error or trouble
         while True:
             try:
                 write_json(self.path("exit.json"), ended)
@@ -712,10 +890,14 @@ def leave_parent() -> None:
         os._exit(0)
 
 
-def main(run_dir: str) -> None:
+def main(run_dir: str, part: str = "") -> None:
     leave_parent()
-    Shim(run_dir).run()
+    shim = Shim(run_dir)
+    if part == "epilog":
+        shim.only_epilog()
+    else:
+        shim.run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,71 @@
+"""The operator's own programs around each run: a prolog before it starts, an epilog after it has ended. The shim runs them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.launchers import Box
+from agent.protocol import RunWanted
+
+SECONDS = 20.0  # less than a lease: until the epilog is over the run counts as not gone
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class NotUsable(ValueError):
+    """This program can't be a hook: says why."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Which programs this host runs around each run, and how long each may take."""
+
+    prolog: Path | None = None
+    epilog: Path | None = None
+    seconds: float = SECONDS
+
+    def spec(self, wanted: RunWanted, box: Box) -> dict[str, Any]:
+        """What the shim needs to run them; kept with the run, so that later options of the agent change nothing for it."""
+        named = {name: str(path) for name, path in (("prolog", self.prolog), ("epilog", self.epilog)) if path is not None}
+        return {"hooks": {**named, "seconds": self.seconds, "env": facts(wanted, box)}} if named else {}
+
+
+def facts(wanted: RunWanted, box: Box) -> dict[str, str]:
+    """The run as a hook finds it in its environment; docs/agent.md lists them. Paths are those of the host."""
+    return {
+        "PATH": PATH,
+        "LANG": "C.UTF-8",
+        "GPUPOOL_RUN": wanted.run,
+        "GPUPOOL_WORKLOAD": wanted.workload,
+        "GPUPOOL_ATTEMPT": str(wanted.attempt),
+        "GPUPOOL_KIND": wanted.kind,
+        "GPUPOOL_OWNER": wanted.owner,
+        "GPUPOOL_TEAM": wanted.team,
+        "GPUPOOL_USER": str(os.getuid() if box.user is None else box.user),
+        "GPUPOOL_GPUS": ",".join(wanted.unit_uuids),
+        "GPUPOOL_DEVICES": ",".join(box.devices),
+        "GPUPOOL_CPU_MILLI": str(wanted.cpu_milli),
+        "GPUPOOL_MEMORY_MIB": str(wanted.memory_mib),
+        "GPUPOOL_HOME": str(box.home),
+        "GPUPOOL_CHECKPOINT_DIR": str(box.checkpoint),
+        "GPUPOOL_TMP": str(box.tmp),
+    }
+
+
+def usable(value: str) -> Path:
+    """The program of a hook. Raises NotUsable: it runs with the agent's powers, so nobody else may be able to change it."""
+    path = Path(value)
+    if not path.is_absolute():
+        raise NotUsable(f"{value!r} is not an absolute path")
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise NotUsable(f"{value!r}: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode) or not os.access(path, os.X_OK):
+        raise NotUsable(f"{value!r} is not a program that can be executed")
+    if found.st_mode & 0o022 or found.st_uid not in (0, os.getuid()):
+        raise NotUsable(f"{value!r} can be changed by others: it has to be root's or the agent's, and written by its owner alone")
+    return path
