@@ -94,7 +94,8 @@ class Site:
         self.wall_offset = 0.0
         self.edge_is_up = True
         self.hints_arrive = True
-        self.answered: dict[str, int] = {}
+        self.answered: dict[str, int] = {}  # per host, the report handled last
+        self.reported: dict[str, int] = {}  # and the connection on which that was
         self.engines = [Engine(self, 1), Engine(self, 2)]
         self.jobs = 0
 
@@ -156,25 +157,24 @@ class Site:
         if desired is None:
             machine.disconnect()
             return
-        self.answered[machine.name] = frame.sequence
+        self.answered[machine.name], self.reported[machine.name] = frame.sequence, connection
         self._send(machine, connection, desired)
 
     def push(self, machine: Machine) -> None:
         """Its desired state has changed without a report."""
-        if machine.connection and self.edge_is_up:
+        if machine.connection and self.edge_is_up and machine.connection == self.reported.get(machine.name):
             desired = self.commit(lambda: agent_api.desired(machine.host, self.now()))
             if desired is not None:
                 self._send(machine, machine.connection, desired)
 
     def _send(self, machine: Machine, connection: int, desired: Desired) -> None:
-        frame = encode(dataclasses.replace(desired, answers=self.answered.get(machine.name, 0)))
+        frame = encode(dataclasses.replace(desired, answers=self.answered[machine.name]))
         self.world.network.carry(machine.name, lambda: machine.hear(connection, frame))
 
     def lose_edge(self, seconds: float) -> None:
         """The edge is killed and started again: every line breaks."""
         self.edge_is_up = False
         for machine in self.world.machines:
-            self.answered.pop(machine.name, None)
             machine.disconnect()
 
         def back() -> None:

@@ -350,6 +350,8 @@ class Agents:
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync brings it
+            if not connection.answered:
+                return  # its first report is not taken in yet: what is said before would be taken for a lease
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:

@@ -57,6 +57,15 @@ async def test_a_nudge_brings_the_desired_state_at_once(place: Place, agent: Sma
     assert isinstance(await agent.hear(seconds=2), protocol.Desired)
 
 
+async def test_nothing_is_said_on_a_connection_whose_first_report_is_not_taken_in(
+    place: Place, agent: SmallAgent
+) -> None:
+    await agent.connect()
+    await asyncio.to_thread(nudge, place, agent.host)
+    with pytest.raises(TimeoutError):
+        await agent.hear(seconds=1)
+
+
 async def test_a_connection_without_a_credential_is_told_so(place: Place) -> None:
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}):
         answer = await place.session.get(
