@@ -11,7 +11,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from scheduler import commands, gangs, nudge
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, IfMemberEnds, Reservation, Run, Workload, WorkloadKind
-from scheduler.states import RunState, WorkloadState, change_state
+from scheduler.states import PROMISED, RunState, WorkloadState, change_state
 
 RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
 COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTED_FOR_RESERVATION, Code.DRAINED)
@@ -170,7 +170,7 @@ def _its_reservation_is_over(workload: Workload, now: datetime) -> bool:
     if workload.reservation_id is None:
         return False
     return not Reservation.objects.filter(
-        pk=workload.reservation_id, end__gt=now, state__in=("confirmed", "active")
+        pk=workload.reservation_id, end__gt=now, state__in=PROMISED
     ).exists()
 
 

@@ -1,5 +1,5 @@
-"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Order"): the rule of
-``scheduler.core.prediction`` over the finished jobs of the database."""
+"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Who is looked at
+first"): the rule of ``scheduler.core.prediction`` over the finished jobs of the database."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
 from scheduler.one_answer import one_answer
+from scheduler.states import PROMISED
 
 MOST_GPUS = 1_000_000
 MOST_GPU_HOURS = 1_000_000_000
@@ -429,7 +430,7 @@ def _capacity(pool: Pool, models: list[str]) -> int:
 
 
 def _overlapping(pool: Pool, start: datetime, end: datetime) -> QuerySet[Reservation]:
-    rows = Reservation.objects.filter(pool=pool, start__lt=end, end__gt=start, state__in=("confirmed", "active"))
+    rows = Reservation.objects.filter(pool=pool, start__lt=end, end__gt=start, state__in=PROMISED)
     return rows.select_related("project__team").order_by("start", "pk")
 
 

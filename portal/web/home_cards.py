@@ -18,8 +18,6 @@ from scheduler.core.model import WHOLE
 from scheduler.models import Reservation, Workload
 from scheduler.states import WorkloadState
 
-KEEP_SECONDS = 2 * 3600
-EXTEND_SECONDS = 3600
 LIVE = (WorkloadState.RUNNING, WorkloadState.NOTICE)
 BEFORE = (WorkloadState.PLACED, WorkloadState.STARTING)
 

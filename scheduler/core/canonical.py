@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scheduler.core.model import Plan, Snapshot
-from scheduler.core.warm import TABLES, in_order
 
 FORMAT = 1
 
@@ -34,12 +33,6 @@ def table_text(rows: tuple[Any, ...]) -> str:
     names = [field.name for field in dataclasses.fields(rows[0])]
     values = attrgetter(*names)
     return _text({"fields": names, "rows": [values(row) for row in rows]})
-
-
-def snapshot_texts(snapshot: Snapshot) -> dict[str, str]:
-    """Each table's text, by its name. The rows' own order does not matter."""
-    ordered = in_order(snapshot)
-    return {name: table_text(getattr(ordered, name)) for name in TABLES}
 
 
 def plan_text(plan: Plan) -> str:

@@ -20,9 +20,9 @@ NOBODY = -1
 FEW = 64  # rows that are sooner put into lists one by one than by making the lists anew
 
 # What the searches want to know of all running work at once: one row of the table each.
-ID, TEAM, USER, PRIORITY, RESERVATION, STARTED, SAVED, UNTIL, PREDICTED, EVICTIONS, CPU, MEMORY, SLOTS = range(13)
-PREEMPTIBLE, STOPPING, STOP_BY = 13, 14, 15
-COLUMNS = 16
+ID, TEAM, PRIORITY, RESERVATION, STARTED, SAVED, UNTIL, PREDICTED, EVICTIONS, SLOTS = range(10)
+PREEMPTIBLE, STOPPING, STOP_BY = 10, 11, 12
+COLUMNS = 13
 
 
 def _facts(running: Running) -> tuple[int, ...]:
@@ -30,7 +30,6 @@ def _facts(running: Running) -> tuple[int, ...]:
     return (
         running.id,
         running.team,
-        running.user,
         running.priority,
         running.reservation or 0,
         running.started,
@@ -38,9 +37,7 @@ def _facts(running: Running) -> tuple[int, ...]:
         running.until,
         running.predicted_until,
         running.evictions,
-        running.cpu_milli,
-        running.memory_mib,
-        0,
+        0,  # its slots, which its units tell
         running.preemptible,
         running.stopping,
         NEVER if running.stop_by is None else running.stop_by,

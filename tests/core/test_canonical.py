@@ -19,7 +19,9 @@ from tests.core.strategies import NOW, snapshots
 
 def text_of(snapshot: Snapshot, planned: Plan) -> str:
     digest = canonical.digest(canonical.plan_text(planned))
-    return canonical.recording_text(snapshot.epoch, NOW, digest, canonical.snapshot_texts(snapshot))
+    ordered = in_order(snapshot)
+    tables = {name: canonical.table_text(getattr(ordered, name)) for name in TABLES}
+    return canonical.recording_text(snapshot.epoch, NOW, digest, tables)
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
