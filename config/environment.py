@@ -64,6 +64,7 @@ class Environment:
     decision_days: int
     notice_days: int
     health_event_days: int
+    log_days: int
     log_level: str
     log_format: str
     email: Mapping[str, Any]
@@ -108,6 +109,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         decision_days=_whole_number(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),
         notice_days=_whole_number(variables, "GPUPOOL_NOTICE_DAYS", 90, 7, 3_650),
         health_event_days=_whole_number(variables, "GPUPOOL_HEALTH_EVENT_DAYS", 365, 31, 3_650),
+        log_days=_whole_number(variables, "GPUPOOL_LOG_DAYS", 90, 1, 3_650),
         log_level=_one_of(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
         log_format=_one_of(
             variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS

@@ -32,6 +32,7 @@ GPUPOOL_RECORDING_MIB = ENVIRONMENT.recording_mib
 GPUPOOL_DECISION_DAYS = ENVIRONMENT.decision_days
 GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
 GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
+GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 REDIS_URL = ENVIRONMENT.redis_url
 GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know no config, send a nudge
 

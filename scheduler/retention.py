@@ -1,4 +1,4 @@
-"""What is old enough is forgotten, a bounded part at a time: decisions about work that is over, and recorded snapshots."""
+"""What is old enough is forgotten, a bounded part at a time: decisions about work that is over, recorded snapshots, logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 
-from scheduler import recording
+from scheduler import logs, recording
 from scheduler.models import Decision
 from scheduler.states import WorkloadState
 
@@ -24,3 +24,8 @@ def forget_old(now: datetime) -> tuple[int, int]:
     decisions, _ = Decision.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:MOST_AT_ONCE])).delete()
     recordings = recording.prune(now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MOST_AT_ONCE)
     return decisions, recordings + recording.prune_to_size(settings.GPUPOOL_RECORDING_MIB * MIB)
+
+
+def forget_logs(now: datetime) -> int:
+    """Forget what runs wrote that ended long ago; how many logs."""
+    return logs.forget_old(now - timedelta(days=settings.GPUPOOL_LOG_DAYS), MOST_AT_ONCE)

@@ -77,6 +77,7 @@ def reservation_clock() -> None:
 
 @shared_task
 def forget_old() -> None:
-    """Decisions and recorded snapshots whose time is over, expected starts that no range is made from any more."""
+    """Decisions, recorded snapshots and logs whose time is over, expected starts that no range is made from any more."""
     retention.forget_old(timezone.now())
+    retention.forget_logs(timezone.now())
     estimates.tidy()

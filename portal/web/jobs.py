@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from decimal import Decimal
+from io import BytesIO
 from typing import Any
 
 from django.db.models import Q
@@ -158,11 +159,11 @@ def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
 
 
 def _whole_log(workload: Workload, run: Run) -> HttpResponseBase:
-    path = logs.path(run.public_id)
-    if not path.exists():
+    written = logs.whole(run.public_id)
+    if written is None:
         raise Http404("This run has written nothing.")
     name = f"{workload.public_id}-attempt-{run.attempt}-rank-{run.rank}.log"
-    return FileResponse(path.open("rb"), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
+    return FileResponse(BytesIO(written), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
 
 
 def _run_of(request: HttpRequest, workload: Workload) -> Run | None:

@@ -71,6 +71,7 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_DECISION_DAYS", "6"),
         ("GPUPOOL_NOTICE_DAYS", "1.5"),
         ("GPUPOOL_HEALTH_EVENT_DAYS", "99999"),
+        ("GPUPOOL_LOG_DAYS", "0"),
         ("GPUPOOL_LOG_LEVEL", "loud"),
         ("GPUPOOL_LOG_FORMAT", "xml"),
         ("GPUPOOL_EMAIL_URL", "pigeon://loft"),
