@@ -7,6 +7,7 @@ Samples and health go to ``telemetry.agent_api``, which also knows ``Desired.com
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
 
 from agent.protocol import (
@@ -20,13 +21,14 @@ from agent.protocol import (
     RenewAnswer,
     RenewRequest,
 )
-from scheduler import logs, reconcile, services
+from scheduler import heartbeat, logs, reconcile, services
 from scheduler.models import Host, Run
 from scheduler.reconcile import AgentRefused
 from scheduler.workspace_secret import workspace_secret
 
 __all__ = [
-    "AgentRefused", "authenticate", "desired", "join", "prove", "refused", "renew", "store_log", "sync", "workspace_secret",
+    "AgentRefused", "authenticate", "desired", "join", "prove", "refused", "renew", "store_log", "sync",
+    "sync_unchanged", "workspace_secret",
 ]  # fmt: skip
 
 JOIN_PROBLEMS = {
@@ -93,6 +95,12 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
 def authenticate(credential: str, now: datetime) -> int | None:
     """The host's id, or None for a credential that is unknown, expired or revoked."""
     return services.verify_credential(credential, now=now)
+
+
+def sync_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now: datetime) -> Desired | None:
+    """The short way for a host without news, which also looks at its credential: what should be so, or None when ``authenticate``
+    and ``sync`` have to be asked; then nothing was written."""
+    return heartbeat.unchanged(host_id, credentials, observed, now)
 
 
 def sync(host_id: int, observed: Observed, now: datetime) -> Desired:

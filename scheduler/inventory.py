@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -115,13 +116,19 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
     return ""
 
 
+def digest(inventory: Inventory) -> str:
+    """Short for a whole report: kept beside it, so that a report like the last one is known without reading that."""
+    return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
+
+
 def write(host: Host, inventory: Inventory, now: datetime) -> bool:
     """Bring the host's rows to what it reports. True when anything changed. The host is locked by the caller.
 
     What is held stays as it is until it is free: then the next report is applied.
     """
-    reported = dataclasses.asdict(inventory)
-    if host.hardware.get("reported") == reported and host.hardware.get("applied"):
+    reported, short = dataclasses.asdict(inventory), digest(inventory)
+    before = host.hardware
+    if before.get("reported") == reported and before.get("applied") and before.get("digest") == short:
         return False
     known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
     known |= {g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)}
@@ -130,7 +137,7 @@ def write(host: Host, inventory: Inventory, now: datetime) -> bool:
     for seen in inventory.gpus:
         gpu = _gpu(host, known.get(seen.uuid), seen, now)
         applied = _units(gpu, seen, gpu.pk in held, now) and applied
-    _describe(host, inventory, {"reported": reported, "applied": applied})
+    _describe(host, inventory, {"reported": reported, "applied": applied, "digest": short})
     nudge.engine()
     nudge.pages(nudge.HOSTS)
     return True

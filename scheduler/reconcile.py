@@ -152,8 +152,13 @@ def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: dateti
         attempts.advance_run(run, RunState(told.state), now)
 
 
-def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
-    """What people see of a run, and its checkpoints."""
+def is_news(run: Run, told: RunSeen, now: datetime) -> bool:
+    """Would taking this in write anything?"""
+    return _may_change(run, told) or bool(_details(run, told, now))
+
+
+def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
+    """What people see of a run, and its checkpoints, as far as it is new."""
     facts: dict[str, Any] = {}
     if told.step and told.step[:KEPT_STEP] != run.step:
         facts["step"] = told.step[:KEPT_STEP]
@@ -168,6 +173,12 @@ def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
         facts["checkpoint_at"] = min(checkpoint, now)
+    return facts
+
+
+def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
+    facts = _details(run, told, now)
+    if "checkpoint_at" in facts:
         Workload.objects.filter(pk=run.workload_id).update(checkpoint_at=facts["checkpoint_at"])
     if facts:
         Run.objects.filter(pk=run.pk).update(**facts)
@@ -267,17 +278,18 @@ def desired(host: Host, now: datetime) -> Desired:
     """
     if not host.credential_hash:
         raise AgentRefused("the credential of this host was revoked: join again with a new token")
-    strongest: dict[int, Command] = {}
-    rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
-    for command in rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool"):
-        best = strongest.get(command.run_id)
-        if best is None or STRENGTH[Command.Verb(command.verb)] > STRENGTH[Command.Verb(best.verb)]:
-            strongest[command.run_id] = command
+    return wanted_of(host, Pool.objects.get(pk=host.pool_id), now)
+
+
+def wanted_of(
+    host: Host, pool: Pool, now: datetime, *, has_commands: bool = True, has_diagnostics: bool = True
+) -> Desired:
+    """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
+    strongest = _strongest(host) if has_commands else {}
     uuids = _unit_uuids(strongest)
     places = gangs.places(command.run for command in strongest.values())
     rules = leases.rules()
     renewed = renewed_credential(host, now=now)
-    pool = Pool.objects.get(pk=host.pool_id)
     return Desired(
         version=VERSION,
         host=host.name,
@@ -287,9 +299,20 @@ def desired(host: Host, now: datetime) -> Desired:
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
         challenge=due_challenge(host, now=now),
         poll_seconds=rules.poll_seconds,
-        diagnostics=diagnostics.wanted_of(host, pool),
+        diagnostics=diagnostics.wanted_of(host, pool) if has_diagnostics else [],
         stray_action=pool.stray_action,
     )
+
+
+def _strongest(host: Host) -> dict[int, Command]:
+    """Of each run with open commands the strongest, with all that is told of it."""
+    strongest: dict[int, Command] = {}
+    rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
+    for command in rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool"):
+        best = strongest.get(command.run_id)
+        if best is None or STRENGTH[Command.Verb(command.verb)] > STRENGTH[Command.Verb(best.verb)]:
+            strongest[command.run_id] = command
+    return strongest
 
 
 def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:

@@ -1,0 +1,92 @@
+"""A host that says what it said before: one statement renews its lease, and no lock is held between statements.
+
+Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.reconcile`` would write
+for such a report: ``last_sync_at``. Whether there is news is asked in the same statement that writes, so nothing can come between;
+at the least doubt nothing is written and the whole way is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db import connection
+
+from agent.protocol import VERSION, Desired, Observed
+from scheduler import inventory, reconcile
+from scheduler.models import Host, Pool, Run
+from scheduler.states import RunState
+
+# The host's row is locked by the UPDATE as by every other writer of it.
+BEAT = """
+UPDATE scheduler_host AS h SET last_sync_at = %(now)s
+FROM scheduler_pool AS p
+WHERE h.id = %(host)s AND p.id = h.pool_id
+  AND h.credential_hash = ANY(%(credentials)s) AND h.credential_expires_at > %(now)s
+  AND h.agent_instance = %(instance)s AND h.boot_id = %(boot)s AND h.agent_start = %(start)s AND h.agent_version = %(version)s
+  AND h.lease_state = 'alive'
+  AND h.hardware->>'digest' = %(digest)s AND h.hardware->'applied' = 'true'::jsonb
+  AND NOT EXISTS (
+    SELECT FROM scheduler_run AS r
+    WHERE r.host_id = h.id AND r.state <> 'ended'
+      AND r.public_id::text || ' ' || r.generation || ' ' || r.state <> ALL(%(runs)s)
+  )
+RETURNING h.name, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
+  p.diagnostic_seconds,
+  EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
+  EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running'))
+"""
+
+
+def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now: datetime) -> Desired | None:
+    """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
+    is not as it was, and then nothing has been written."""
+    if not _may_be_quiet(observed):
+        return None
+    known = _known_runs(host_id, observed, now)
+    if known is None:
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            BEAT,
+            {
+                "host": host_id, "now": now, "instance": observed.instance, "boot": observed.boot_id, "start": observed.start,
+                "version": observed.agent_version, "digest": inventory.digest(observed.inventory), "runs": known,
+                "credentials": [hashlib.sha256(text.encode()).hexdigest() for text in credentials],
+            },
+        )  # fmt: skip
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    name, credential_hash, expires_at, public_key, pool_id, stray_action, tool, seconds, has_commands, has_diagnostics = row
+    pool = Pool(pk=pool_id, stray_action=stray_action, diagnostic_tool=tool, diagnostic_seconds=seconds)
+    host = Host(
+        pk=host_id, pool=pool, name=name, credential_hash=credential_hash, credential_expires_at=expires_at,
+        public_key=public_key,
+    )  # fmt: skip
+    return reconcile.wanted_of(host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics)
+
+
+def _may_be_quiet(observed: Observed) -> bool:
+    return (
+        observed.version == VERSION
+        and bool(observed.start)
+        and observed.homes is None
+        and observed.strays is None
+        and not observed.diagnostics
+    )
+
+
+def _known_runs(host_id: int, observed: Observed, now: datetime) -> list[str] | None:
+    """What of the host's runs is told as it is known, as the statement names them; None when something is told that is not."""
+    if not observed.runs:
+        return []
+    told = {run.run: run for run in observed.runs}
+    known = []
+    for run in Run.objects.filter(host=host_id).exclude(state=RunState.ENDED):
+        one = told.get(str(run.public_id))
+        if one is None or one.generation != run.generation or reconcile.is_news(run, one, now):
+            return None
+        known.append(f"{run.public_id} {run.generation} {run.state}")
+    return known
