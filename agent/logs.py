@@ -30,6 +30,12 @@ def read(folder: Path, offset: int, *, ended: bool, limit: int = CHUNK_BYTES) ->
     return offset, "", offset
 
 
+def end(folder: Path) -> int:
+    """The offset after the last byte; 0 where there is no log."""
+    last = max(folder.glob("[0-9]*"), key=lambda path: int(path.name), default=None) if folder.is_dir() else None
+    return int(last.name) + last.stat().st_size if last is not None else 0
+
+
 def _unfinished(data: bytes) -> int:
     """How many bytes at the end begin a character that is not all there."""
     for back in range(1, min(3, len(data)) + 1):

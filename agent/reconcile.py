@@ -30,7 +30,7 @@ class Held:
     state: str
     noticed: bool = False
     stop_ordered: bool = False
-    reported_ended: bool = False  # a frame that said so went out
+    reported_ended: bool = False  # a frame that said so went out, and its whole log
     unnamed_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not name it
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent import gangs, locks, processes, tenants
+from agent import gangs, locks, logs, processes, tenants
 from agent.addresses import interface_of
 from agent.background import Background
 from agent.cgroups import Cgroups, Limits
@@ -116,7 +116,8 @@ class Run:
 
     def held(self) -> Held:
         """What ``reconcile`` needs of it."""
-        return Held(self.id, self.state, self.noticed, self.stop_ordered, self.reported_ended, self.unnamed_since)
+        told = self.reported_ended and logs.end(self.folder / "log") <= self.log_sent
+        return Held(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since)
 
 
 @dataclass

@@ -1062,7 +1062,7 @@ def _open(session: Session, workload: Any, print_only: bool) -> None:
 
 def _follow(session: Session, id_: str, attempt: int | None) -> None:
     """Print pieces as they come, over attempts, until it has ended; the exit code says how."""
-    offset, shown = 0, attempt
+    offset, shown, at_its_end = 0, attempt, False
     while True:
         now = session.client.get(f"workloads/{id_}/")
         current = attempt or max(now["attempt"], 1)
@@ -1072,8 +1072,10 @@ def _follow(session: Session, id_: str, attempt: int | None) -> None:
         sys.stdout.write(piece["text"])
         sys.stdout.flush()
         offset = piece["next_offset"]
-        if not piece["text"] and (now["state"] == "ended" or (attempt and piece["ended"])):
+        over = not piece["text"] and (now["state"] == "ended" or (attempt and piece["ended"]))
+        if over and at_its_end:
             break
+        at_its_end = bool(over)  # its last lines may come a moment after the word that it has ended
         if not piece["text"]:
             time.sleep(POLL_SECONDS)
     if now["state"] == "ended" and now["outcome"] != "finished":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from io import BytesIO
 from typing import Any
@@ -39,6 +39,7 @@ ARRAY_LOSS = (
 )
 TAIL_BYTES = 64 * 1024
 PART_BYTES = 128 * 1024
+LAST_LINES = timedelta(seconds=30)  # after the end, in which the rest of a log still comes
 TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
 BUCKET_WORDS = {
     "used": "Held by this workload",
@@ -183,7 +184,7 @@ def _log_state(workload: Workload, run: Run, end: int) -> dict[str, Any]:
     return {
         "more_url": f"{base}?run={run.public_id}&offset={end}",
         "download_url": f"{base}?run={run.public_id}&download=1",
-        "goes_on": run.ended_at is None,
+        "goes_on": run.ended_at is None or timezone.now() - run.ended_at < LAST_LINES,
         "connect": live.events_url([f"log:{run.public_id}"]),
         "end": end,
     }

@@ -470,6 +470,14 @@ async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProces
     await edge.until(lambda: edge.log("run-1").endswith("last\n"))
 
 
+async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("head -c 4000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
+    await edge.until_state("run-1", "ended")
+    await edge.drop("run-1")
+    await edge.until(lambda: not (agent.state / "runs" / "run-1").exists())
+    assert len(edge.log("run-1")) == 4_000_006 and edge.log("run-1").endswith("last\n")
+
+
 async def test_output_that_is_no_text_arrives_as_text_of_the_same_length(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job(r"printf 'a\377\0\303\244'"))
     await edge.until_state("run-1", "ended")

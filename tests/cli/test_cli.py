@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cli import login
 from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
@@ -327,3 +329,18 @@ def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
     said = gpupool("volume", "list").out
     assert "over 4.2 GB" in said and "alpha, beta" in said and "not yet" in said
     assert json.loads(gpupool("volume", "list", "--json").out)[0]["files"] is None
+
+
+def test_who_follows_a_job_reads_lines_that_come_after_its_end(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(served_world.vision.member)
+    gpupool("job", "run", "--pool", "shared", "--name", "train", "--", "true")
+    run = Run.objects.create(
+        workload=Workload.objects.get(), attempt=1, host=served_world.hosts["alpha"], generation=1,
+        placed_at=served_world.now, state="ended",
+    )  # fmt: skip
+    logs.append(run.public_id, 0, "first\n")
+    Workload.objects.filter(state="queued").update(state="ended", outcome="finished", attempt=1)
+    monkeypatch.setattr("cli.main.time.sleep", lambda _: logs.append(run.public_id, 6, "last\n"))
+    assert gpupool("job", "logs", "train", "-f").out == "first\nlast\n"

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
 from portal.web import home_cards
-from scheduler.models import Allocation, Reservation, Workload
+from scheduler.models import Allocation, Reservation, Run, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
@@ -223,6 +223,16 @@ def test_a_log_grows_by_what_came_since(world: World) -> None:
     assert 'hx-swap-oob="beforeend:#log"' in more
     whole = client.get(reverse("job-log", args=[job.public_id]), {"download": 1})
     assert b"".join(whole) == b"step 1 <b>\nstep 2\n"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "goes_on"), [(None, True), (5, True), (60, False)])
+def test_a_page_waits_a_moment_for_the_last_lines(world: World, seconds: int | None, goes_on: bool) -> None:
+    job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
+    if seconds is not None:
+        ended = timezone.now() - dt.timedelta(seconds=seconds)
+        Run.objects.filter(workload=job, state="running").update(state="ended", ended_at=ended)
+    page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
+    assert ('id="log-tail" hx-get' in page) is goes_on
 
 
 @pytest.mark.parametrize("run", ["nonsense", "00000000-0000-4000-8000-000000000000"])
