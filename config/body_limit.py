@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 HEARD_OUT = 4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
+MOST_DIGITS = 19  # of a length: so many say more than any limit
 LISTENS_SECONDS = 5.0  # and no longer than this
 
 
@@ -94,5 +95,5 @@ def _announced(scope: Message) -> int | None:
     """The length that the request names; None when it comes in pieces."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
-            return int(value)
+            return int(value.lstrip(b"0")[:MOST_DIGITS] or 0)  # Python reads no number of thousands of digits
     return None

@@ -103,6 +103,13 @@ def test_the_answer_does_not_wait_for_the_body(server: Server) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Server) -> None:
+    for digits, answer in ((b"0" * 5000 + b"2", b"HTTP/1.1 401 "), (b"0" * 5000 + b"9" * 15, b"HTTP/1.1 413 ")):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"POST /api/v1/jobs/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + digits + b"\r\n\r\n{}")
+            assert connection.recv(65536).startswith(answer)
+
+
 def test_however_much_is_sent_little_of_it_is_held(server: Server) -> None:
     before = server.memory
     for length in (b"Content-Length: 268435456", b"Transfer-Encoding: chunked"):
