@@ -75,6 +75,7 @@ class Connection:
     allowance: float = BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    reported: bool = False  # a report was taken in: it is the host's agent, not only somebody who has its credential
     answered: int = 0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
 
     async def refuse(self, reason: str, *, retry: bool, code: int = REFUSED) -> None:
@@ -229,11 +230,11 @@ class Agents:
         await connection.refuse(reason, retry=False)
 
     async def _take_the_place(self, connection: Connection) -> bool:
-        """True when this is now the host's only connection; False when an earlier one proved that it is alive."""
+        """True when this is now the host's only connection; False when an earlier one that has reported proved that it is alive."""
         host = connection.host.id
         async with self._taking_over.setdefault(host, asyncio.Lock()):
             earlier = self._connections.get(host)
-            if earlier is not None and await _is_alive(earlier):
+            if earlier is not None and earlier.reported and await _is_alive(earlier):
                 return False
             self._connections[host] = connection
         if earlier is not None:
@@ -297,7 +298,7 @@ class Agents:
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
                 desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame, now)
-            connection.answered = frame.sequence
+            connection.reported, connection.answered = True, frame.sequence
             self._note_runs(connection, frame)
             self._offer(connection, desired)
         elif isinstance(frame, Proof):

@@ -217,6 +217,20 @@ async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
     assert isinstance(await listening, protocol.Desired)
 
 
+async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothing(place: Place, agent: SmallAgent) -> None:
+    silent = SmallAgent(place, agent.host, agent.credential)
+    await silent.connect()
+    answers_pings = asyncio.create_task(silent.hear(seconds=30))
+    await until(lambda: place.edge.agents.is_connected(agent.host.pk))
+    await agent.connect()
+    await agent.say(observed(3))
+    desired = await agent.hear()
+    assert isinstance(desired, protocol.Desired) and desired.answers == 3
+    with pytest.raises(AssertionError):
+        await answers_pings
+    assert (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent is None
+
+
 async def test_an_agent_that_comes_back_replaces_its_dead_connection(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
