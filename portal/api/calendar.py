@@ -11,9 +11,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy, wording
-from portal.api import naming, shapes
+from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
+from portal.api.shapes import calendar as shapes
 from portal.models import Submission
 from portal.services import approvals, reservations, series
 from scheduler.models import Reservation, Series

@@ -9,8 +9,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy, wording
-from portal.api import shapes
 from portal.api.base import View, find
+from portal.api.shapes import explain as shapes
+from portal.api.shapes.work import AnotherWay, another_way
 from portal.asking import asking
 from portal.errors import Invalid
 from portal.selectors import queue, starts
@@ -83,13 +84,13 @@ class WhyThem(View):
 
 
 class Sooner(View):
-    @extend_schema(operation_id="workloads_sooner", responses=shapes.AnotherWay(many=True))
+    @extend_schema(operation_id="workloads_sooner", responses=AnotherWay(many=True))
     def get(self, request: Request, id: UUID) -> Response:
         """Other ways to ask that would start a waiting workload sooner, each found by the planner; the best first."""
         now = self.now
         with asking(self.actor, now):
             found = queue.sooner(_workload(self, id), now)
-        return Response(shapes.AnotherWay([shapes.another_way(other) for other in found], many=True).data)
+        return Response(AnotherWay([another_way(other) for other in found], many=True).data)
 
 
 class Windows(View):

@@ -11,9 +11,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api import naming, shapes
+from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, find
 from portal.api.paging import page_of
+from portal.api.shapes import fleet as shapes
+from portal.api.shapes.work import BlockerShape
 from portal.services import health, hosts
 from portal.services.pools import demand_isolation
 from scheduler import selectors
@@ -97,7 +99,7 @@ class DrainEffectShape(serializers.Serializer[Any]):
     preemptible = serializers.IntegerField(help_text="workloads that would be asked to go")
     others = serializers.IntegerField(help_text="workloads that would run to their end")
     last_end = serializers.DateTimeField(allow_null=True, help_text="when the last of them is over by its limit")
-    workloads = shapes.BlockerShape(many=True)
+    workloads = BlockerShape(many=True)
 
 
 class DrainEffect(View):

@@ -11,9 +11,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api import naming, shapes
+from portal.api import naming
 from portal.api.base import PageQuery, View, Why, find
 from portal.api.paging import page_of
+from portal.api.shapes import money as shapes
 from portal.errors import Invalid
 from portal.services import money
 from portal.validation import Checks

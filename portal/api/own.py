@@ -7,9 +7,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api import shapes
 from portal.api.base import Empty, PageQuery, View, find
 from portal.api.paging import page_of
+from portal.api.shapes import own as shapes
+from portal.api.shapes.fields import MOST_INT
 from portal.models import Template
 from portal.services import people
 
@@ -71,7 +72,7 @@ class RevokeToken(View):
     @extend_schema(operation_id="tokens_revoke", request=Empty, responses=shapes.TokenShape)
     def post(self, request: Request, id: int) -> Response:
         """It stops working at once."""
-        token = find(policy.visible_tokens(self.actor), pk=min(id, shapes.MOST_INT))
+        token = find(policy.visible_tokens(self.actor), pk=min(id, MOST_INT))
         self.given(Empty)
         return self.one(people.revoke_token(**self.by, token=token), shapes.TokenShape)
 

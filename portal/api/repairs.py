@@ -10,9 +10,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api import shapes
 from portal.api.base import PageQuery, Strict, View, find
 from portal.api.paging import page_of
+from portal.api.shapes import fleet as shapes
 from portal.selectors import repairs as reads
 from portal.services import repairs as verbs
 from scheduler.models import Diagnostic, DiagnosticTool, Host, StrayAction

@@ -1,0 +1,111 @@
+"""What the API gives to explain: why one waits, why them and not me, who gets how much, another time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal import wording
+from portal.api.shapes.calendar import ReservationWish, WindowShape
+from portal.api.shapes.fields import Ser, number_map
+from portal.api.shapes.work import BlockerShape, PastStartsShape
+from portal.selectors.queue import Ahead, AnotherTime
+from portal.services.asks import Placing
+from scheduler.states import WorkloadState
+
+
+class AheadShape(Ser):
+    id = serializers.UUIDField(source="workload.public_id")
+    name = serializers.CharField(source="workload.name")
+    owner = serializers.CharField(source="workload.owner.username")
+    rule = serializers.CharField(source="part", help_text="the part of the order that decides")
+    because = serializers.SerializerMethodField()
+
+    def get_because(self, row: Ahead) -> str:
+        """The rule in a few words."""
+        return wording.FIRST_BECAUSE[row.part]
+
+
+class WithoutShape(Ser):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+
+
+class WhyThemShape(Ser):
+    rule = serializers.CharField(help_text="what decides between the two")
+    numbers = number_map()
+    sentence = serializers.CharField()
+    without = WithoutShape(help_text="what the plan would say if the other one was not there")
+
+
+class FairnessShape(Ser):
+    """One team of a pool."""
+
+    team = serializers.CharField(source="team.slug")
+    guaranteed_gpus = serializers.FloatField(source="guaranteed")
+    held_gpus = serializers.FloatField(source="held")
+    borrowed_gpus = serializers.FloatField(source="borrowed")
+    waiting_gpus = serializers.FloatField(source="waiting")
+    past_gpu_hours = serializers.FloatField(source="gpu_hours", help_text="each halved every half-life of the pool")
+    weight = serializers.IntegerField()
+    share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
+    fair_part = serializers.FloatField(source="fair_share", help_text="the part that its weight stands for, 0 to 1")
+    ratio = serializers.FloatField(allow_null=True, help_text="share of use by fair part; the lowest borrows next")
+
+
+class DecisionShape(Ser):
+    at = serializers.DateTimeField()
+    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused", "restarted", "ended"])
+    code = serializers.CharField()
+    sentence = serializers.SerializerMethodField()
+
+    def get_sentence(self, row: Any) -> str:
+        """In words."""
+        return wording.decision(row.kind, row.code, row.numbers, self.context.get("user"))
+
+
+class WhyShape(Ser):
+    state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
+    code = serializers.CharField()
+    numbers = number_map()
+    sentence = serializers.CharField()
+    position = serializers.IntegerField(allow_null=True)
+    expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.DateTimeField(allow_null=True, help_text="null while too little is known of past starts")
+    likely_by = serializers.DateTimeField(allow_null=True, help_text="the upper end of the range; never a guarantee")
+    past_starts = PastStartsShape(help_text="how good the expected starts of its pool were")
+    ahead = AheadShape(
+        many=True, help_text="those that wait, too, have their turn first and that you may see; the nearest 10"
+    )
+    ahead_more = serializers.IntegerField(help_text="how many others have their turn first")
+    blockers = BlockerShape(many=True, help_text="those that you may see")
+    hidden_blockers = serializers.IntegerField(help_text="how many more there are")
+    decisions = DecisionShape(many=True, help_text="newest first, at most 20")
+
+
+class AnotherTimeShape(WindowShape):
+    """A window in which a reservation would fit now, within what the team is guaranteed."""
+
+    words = serializers.CharField()
+    needs_approval = serializers.BooleanField(help_text="above what the pool confirms at once")
+    request = ReservationWish(help_text="as reservations_request takes it")  # type: ignore[assignment]
+
+
+def another_time(other: AnotherTime) -> dict[str, Any]:
+    """What ``AnotherTimeShape`` shows."""
+    workload = other.workload
+    request = {
+        "project": f"{workload.project.team.slug}/{workload.project.slug}",
+        "pool": workload.pool.slug,
+        "name": workload.name,
+        "models": workload.models_wanted,
+        **{name: getattr(workload, name) for name in ("units", "hosts", "profile", *Placing.__optional_keys__)},
+        "start": other.start,
+        "end": other.end,
+    }
+    words = wording.another_time(workload, other.start, other.end, other.needs_approval)
+    window = {"start": other.start, "end": other.end}
+    return {**window, "words": words, "needs_approval": other.needs_approval, "request": request}
