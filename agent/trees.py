@@ -102,8 +102,16 @@ class Trash:
 
 
 def _remove(paths: list[str]) -> None:
-    done = subprocess.run(
-        ["rm", "-rf", "--one-file-system", "--", *paths], capture_output=True, text=True, check=False
-    )  # fmt: skip
-    if done.returncode:
-        log.warning("not everything could be removed: %s", done.stderr.strip().splitlines()[-1:])
+    wrong = _run("rm", "-rf", "--one-file-system", "--", *paths)
+    if wrong and os.geteuid():
+        # The workload was the agent's own user and closed folders to itself: nothing of it is left that could close them again.
+        _run("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
+        wrong = _run("rm", "-rf", "--one-file-system", "--", *paths)
+    if wrong:
+        log.warning("not everything could be removed: %s", wrong[-1:])
+
+
+def _run(*command: str) -> list[str]:
+    """What the program complains of."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return done.stderr.strip().splitlines() if done.returncode else []

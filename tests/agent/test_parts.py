@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from agent import locks, logs
+from agent import locks, logs, trees
 from agent.commands import main
 from agent.doors import NoDoor, socket_path
 from agent.locks import Busy, Claim
@@ -361,3 +364,23 @@ def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path
     )
     assert done.returncode == 0
     assert os.path.exists(shim)
+
+
+def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
+    """Without root a workload and the agent are one user: a folder without rights would stay on the disk for ever."""
+    was, folder = os.geteuid(), Path(tempfile.mkdtemp())
+    os.chown(folder, was or 65_534, -1)
+    os.seteuid(was or 65_534)
+    try:
+        (folder / "tmp" / "outer" / "inner").mkdir(parents=True)
+        (folder / "tmp" / "outer" / "inner" / "large").write_text("kept")
+        (folder / "tmp" / "outer" / "inner").chmod(0o500)
+        (folder / "tmp" / "outer").chmod(0)
+        trees.Trash(folder / "trash").throw(folder / "tmp")
+        until = time.monotonic() + 10
+        while os.listdir(folder / "trash"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        os.seteuid(was)
+        shutil.rmtree(folder)
