@@ -122,8 +122,10 @@ def verdict(workload: Workload, outcome: str) -> Verdict:
     back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait. A gang whose owner wants
     it to end with its first member comes back only where it could not start."""
     wanted = workload.stop_requested or (Code.DRAINED if outcome == Code.DRAINED else "")  # its agent may drain by itself
+    if outcome == Code.FINISHED and wanted in (*COMES_BACK, *LOST):
+        return Verdict(outcome)  # it was done before the word reached it
     if wanted in COMES_BACK:
-        return Verdict(outcome) if outcome == Code.FINISHED else Verdict(wanted, comes_back=True)
+        return Verdict(wanted, comes_back=True)
     if wanted and wanted not in LOST:
         return Verdict(wanted)
     if _ends_with_a_member(workload, outcome):

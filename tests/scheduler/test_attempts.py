@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,45 @@ def test_why_it_stopped_and_how_it_ended_say_whether_it_comes_back(
 ) -> None:
     answer = verdict(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
     assert (answer.code, answer.comes_back) == (code, comes_back)
+
+
+def _documented() -> list[tuple[str, str, str, str, str]]:
+    """(told, outcome, who comes back, at most, waits) of each case in docs/states.md."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "states.md").read_text()
+    part = text.partition("### How an attempt ends")[2].partition("## Reservation")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| ")]
+    return [
+        (told, outcome, who, most, waits)
+        for told_cell, outcome_cell, who, most, waits in rows[1:]
+        for told in re.findall("`([a-z_]+)`", told_cell) or [""]
+        for outcome in re.findall("`([a-z_]+)`", outcome_cell)
+    ]
+
+
+@pytest.mark.parametrize(("told", "outcome", "who", "most", "waits"), _documented())
+def test_the_documented_table_of_retries_is_what_happens(told: str, outcome: str, who: str, most: str, waits: str) -> None:
+    limits = {"its own retries": (7, 0), "5": (0, 5)}
+    own, lost = limits.get(most, (0, 0))
+    for kind in ("job", "notebook"):
+        answer = verdict(Workload(kind=kind, stop_requested=told, most_retries=own), outcome)
+        assert answer.comes_back is (f"{kind}s" in who)
+        if not answer.comes_back:
+            continue
+        assert (answer.failures, answer.lost) == (1 if own else 0, 1 if lost else 0)
+        for before in range(own or lost or 40):
+            again = Workload(kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before)
+            expected = min(15 * 2**before, 1800) if waits.startswith("15 s, doubled") else 0
+            assert verdict(again, outcome).comes_back and verdict(again, outcome).wait_seconds == expected
+        if own or lost:
+            used = Workload(kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost)
+            assert not verdict(used, outcome).comes_back
+
+
+def test_every_outcome_is_in_the_documented_table() -> None:
+    contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
+    table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
+    known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
+    assert len(known) == 13 and known == {outcome for _, outcome, *_ in _documented()}
 
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:
