@@ -12,10 +12,12 @@ Rules are nftables' (man nft), in a table of this agent's own that is replaced a
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -37,7 +39,11 @@ LOOK_SECONDS = 1.0
 ASK_SECONDS = 20
 SPACES = Path("/run/netns")
 LISTENING = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
+ANY_4, ANY_6 = "0.0.0.0", "::"  # of who listens on every address
 LOCAL_PORTS = (("tcp", LISTENING), ("tcp6", LISTENING), ("udp", "07"), ("udp6", "07"))
+
+
+Listener = tuple[int, str, str, int]  # user, tcp or udp, address, port
 
 
 class NoNetwork(OSError):
@@ -53,7 +59,7 @@ class Network:
     notes: list[str] = field(default_factory=list)
     closes_ports: bool = False  # whether what listens on the host is closed to the users of teams
     _users: set[int] = field(default_factory=set)
-    _closed: set[tuple[int, str, int]] = field(default_factory=set)
+    _closed: set[Listener] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def enter(self, mark: str) -> str:
@@ -84,9 +90,9 @@ class Network:
         with self._changing:
             closed = closed_ports(self._users, list(listeners()))
             commands = [
-                f"{verb} element inet {self._table} closed {{ {', '.join(' . '.join(map(str, each)) for each in which)} }}"
+                f"{verb} element inet {self._table} {_set_of(each)} {{ {_element(each)} }}"
                 for verb, which in (("delete", self._closed - closed), ("add", closed - self._closed))
-                if which
+                for each in sorted(which)
             ]
             if not commands:
                 return
@@ -207,11 +213,17 @@ def _internet_rules(network: Network) -> str:
 def _host_rules(numbers: Range) -> str:
     users = f"{numbers.first}-{numbers.last}"
     return f"""
-  set closed {{ type uid . inet_proto . inet_service; }}
+  set closed_4 {{ type uid . inet_proto . ipv4_addr . inet_service; }}
+  set closed_6 {{ type uid . inet_proto . ipv6_addr . inet_service; }}
+  set closed_any_4 {{ type uid . inet_proto . inet_service; }}
+  set closed_any_6 {{ type uid . inet_proto . inet_service; }}
   chain output {{ type filter hook output priority -10;
     meta skuid {users} ip daddr {{ {", ".join(METADATA)} }} reject
     meta skuid {users} ip6 daddr {{ {", ".join(METADATA_6)} }} reject
-    oifname "lo" meta skuid . meta l4proto . th dport @closed reject
+    oifname "lo" meta skuid . meta l4proto . ip daddr . th dport @closed_4 reject
+    oifname "lo" meta skuid . meta l4proto . ip6 daddr . th dport @closed_6 reject
+    oifname "lo" meta nfproto ipv4 meta skuid . meta l4proto . th dport @closed_any_4 reject
+    oifname "lo" meta nfproto ipv6 meta skuid . meta l4proto . th dport @closed_any_6 reject
   }}"""
 
 
@@ -239,8 +251,8 @@ def _address(number: int, which: int) -> str:
     return f"{NETWORK}.{value >> 8}.{value & 255}"
 
 
-def listeners() -> Iterable[tuple[int, str, int]]:
-    """(user, tcp or udp, port) of every socket of this network that takes what others send."""
+def listeners() -> Iterable[Listener]:
+    """Every socket of this network that takes what others send."""
     for name, state in LOCAL_PORTS:
         try:
             lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
@@ -249,18 +261,48 @@ def listeners() -> Iterable[tuple[int, str, int]]:
         for line in lines:
             fields = line.split()
             if fields[3] == state:
-                yield int(fields[7]), name.removesuffix("6"), int(fields[1].rsplit(":", 1)[1], 16)
+                address, port = fields[1].rsplit(":", 1)
+                yield int(fields[7]), name.removesuffix("6"), _address_of(address), int(port, 16)
 
 
-def closed_ports(users: Iterable[int], listening: list[tuple[int, str, int]]) -> set[tuple[int, str, int]]:
-    """For each user the (user, protocol, port) that somebody else listens on, and not the user too."""
+def closed_ports(users: Iterable[int], listening: list[Listener]) -> set[Listener]:
+    """For each user the places on which somebody else listens, and not the user too.
+
+    By address: a port is not open to a user who listens on it at another address, nor closed to who listens there first.
+    """
     own = set(listening)
-    return {
-        (user, kind, port)
-        for user in users
-        for owner, kind, port in listening
-        if owner != user and (user, kind, port) not in own
-    }
+    closed = set()
+    for user in users:
+        for owner, kind, address, port in own:
+            if owner == user:
+                continue
+            closed.add((user, kind, address, port))
+            # Who listens on all of IPv6 may do so on all of IPv4; but not where the user has that port of IPv4.
+            has = {each for who, what, each, which in own if (who, what, which) == (user, kind, port)}
+            if address == ANY_6 and not any(":" not in each for each in has):
+                closed.add((user, kind, ANY_4, port))
+    return closed - own
+
+
+def _address_of(text: str) -> str:
+    """An address as /proc writes it: words of 32 bits in the order of this machine."""
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    if len(raw) == 4:
+        return str(ipaddress.IPv4Address(raw))
+    found = ipaddress.IPv6Address(raw)
+    return str(found.ipv4_mapped or found)
+
+
+def _set_of(closed: Listener) -> str:
+    address = closed[2]
+    return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
+
+
+def _element(closed: Listener) -> str:
+    user, kind, address, port = closed
+    place = "" if address in (ANY_4, ANY_6) else f" . {address}"
+    return f"{user} . {kind}{place} . {port}"
 
 
 def _ask(*command: str, given: str = "") -> str:

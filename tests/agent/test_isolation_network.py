@@ -255,16 +255,43 @@ async def test_what_begins_to_listen_later_is_closed_within_a_moment(
     assert "closed" in edge.log("run-1")
 
 
-def test_a_port_that_a_team_listens_on_too_stays_open_to_it() -> None:
-    found = [(0, "tcp", 22), (70_001, "tcp", 29_500), (70_002, "tcp", 29_500), (70_002, "udp", 53)]
-    closed = {(70_001, "tcp", 22), (70_002, "tcp", 22), (70_001, "udp", 53)}
-    assert closed_ports([70_001, 70_002], found) == closed
+@needs_tools
+async def test_a_port_is_not_opened_by_listening_on_it_at_another_address(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    await make_agent("--network", "host", launcher="bubblewrap")
+    with listening("127.0.0.1") as hosts:
+        own = f"import socket, time; s = socket.create_server(('127.0.0.2', {hosts})); print('own', flush=True); time.sleep(60)"
+        tries = f'python3 -S -c "{own}" & sleep 2.5\n{TRY.format(f"127.0.0.1:{hosts}")}kill %1'
+        assert (await output(edge, tries, **OF_BLUE)).splitlines()[:2] == ["own", f"closed 127.0.0.1:{hosts}"]
+
+
+def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address() -> None:
+    found = [
+        (0, "tcp", "127.0.0.1", 22), (70_001, "tcp", "127.0.0.1", 9), (70_002, "tcp", "127.0.0.2", 9), (70_002, "udp", "::1", 53),
+    ]  # fmt: skip
+    assert closed_ports([70_001, 70_002], found) == {
+        (70_001, "tcp", "127.0.0.1", 22),
+        (70_002, "tcp", "127.0.0.1", 22),
+        (70_001, "tcp", "127.0.0.2", 9),
+        (70_002, "tcp", "127.0.0.1", 9),
+        (70_001, "udp", "::1", 53),
+    }
+
+
+def test_who_listens_everywhere_is_closed_to_others_but_does_not_close_their_own() -> None:
+    everywhere = (70_002, "tcp", "::", 9)
+    assert closed_ports([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
+    own = (70_001, "tcp", "127.0.0.1", 9)  # so the other has IPv6 alone
+    assert closed_ports([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
+    of_the_host = (0, "tcp", "0.0.0.0", 9)
+    assert closed_ports([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {(70_001, "tcp", "0.0.0.0", 9)}
 
 
 def test_what_listens_here_is_found() -> None:
     with listening("127.0.0.1") as port:
         until = time.monotonic() + 5
-        while (os.geteuid(), "tcp", port) not in set(listeners()):
+        while (os.geteuid(), "tcp", "127.0.0.1", port) not in set(listeners()):
             assert time.monotonic() < until
 
 
