@@ -14,11 +14,13 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.sessions.backends.db import SessionStore
 from django.utils import timezone
 
+from agent.protocol import LogChunk, RunSeen
 from portal.edge import events
 from portal.models import User
 from portal.services import people
+from scheduler import logs
 from scheduler.nudge import PAGE_CHANNEL
-from tests.portal.edge.conftest import Place, rows, running_notebook, until
+from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, running_notebook, until
 
 
 def sign_in(user: User) -> str:
@@ -99,6 +101,21 @@ async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
     ):
         assert (await listen(place, key, topic)).status in (400, 404), topic
     assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
+
+
+async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(place: Place, agent: SmallAgent) -> None:
+    member = place.world.vision.member
+    run = await rows(running_notebook, place.world, member, agent.host)
+    topic = f"log:{run.public_id}"
+    page = await listen(place, await rows(sign_in, member), topic)
+    await agent.connect()
+    await agent.say(observed(runs=[RunSeen(str(run.public_id), run.generation, "running")]))
+    await agent.hear()
+    for offset, text in ((0, "step 1\n"), (7, "step 2\n"), (7, "step 2\n")):
+        await agent.say(LogChunk(str(run.public_id), offset, text))
+        assert await next_event(page) == ("log", topic)
+    assert logs.read(run.public_id) == ("step 1\nstep 2\n", 14)
+    page.close()
 
 
 async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) -> None:
