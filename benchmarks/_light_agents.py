@@ -49,7 +49,8 @@ from agent.protocol import (
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
 BEGIN_SECONDS = 0.2  # from the start of a run until it runs
-AT_ONCE = 8  # agents that join at the same time
+CONNECTS_PER_SECOND = 8.0  # of one process, not in step with the polls
+AT_ONCE = 4  # agents that join at the same time
 LONGEST_RETRY_SECONDS = 8.0
 MEMORY_MIB = 81_559
 SLEEP = re.compile(r"^sleep (\d+(?:\.\d+)?)$")
@@ -300,8 +301,9 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
 
         await asyncio.gather(*(join(agent) for agent in agents))
         print("joined", flush=True)
-        polls = [agent.poll_seconds * number / len(agents) for number, agent in enumerate(agents)]
-        tasks = [asyncio.create_task(agent.keep(session, first)) for agent, first in zip(agents, polls, strict=True)]
+        tasks = [
+            asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND)) for number, agent in enumerate(agents)
+        ]
         word = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
         await asyncio.wait([word, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

@@ -41,7 +41,7 @@ RETURNING h.name, h.credential_hash, h.credential_expires_at, h.public_key, p.id
 
 def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now: datetime) -> Desired | None:
     """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
-    is not as it was, and then nothing has been written."""
+    is not as it was, and then nothing has been written. Strays are telemetry's."""
     if not _may_be_quiet(observed):
         return None
     known = _known_runs(host_id, observed, now)
@@ -73,7 +73,6 @@ def _may_be_quiet(observed: Observed) -> bool:
         observed.version == VERSION
         and bool(observed.start)
         and observed.homes is None
-        and observed.strays is None
         and not observed.diagnostics
     )
 

@@ -286,7 +286,7 @@ def wanted_of(
 ) -> Desired:
     """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
     strongest = _strongest(host) if has_commands else {}
-    uuids = _unit_uuids(strongest)
+    uuids = _unit_uuids(strongest) if strongest else {}
     places = gangs.places(command.run for command in strongest.values())
     rules = leases.rules()
     renewed = renewed_credential(host, now=now)

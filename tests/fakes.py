@@ -1,17 +1,22 @@
 """An agent without processes: the frames of a real one, driven by the test. It keeps the real one's rules about generations.
 
-``FakeAgent`` speaks to ``scheduler.agent_api`` directly; what crosses the wire is encoded and decoded as it would be there.
+``FakeAgent`` speaks to ``scheduler.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is encoded
+and decoded as it would be there.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from dataclasses import dataclass, field, replace
 
 from agent import protocol
 from agent.protocol import Desired, GpuSeen, Inventory, Observed, RunSeen, RunWanted, UnitSeen
 from scheduler import agent_api
 from scheduler.models import Gpu, Host, Unit
+
+CREDENTIAL = "given by the test"
+FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
 
 
 def inventory_of(host: Host) -> Inventory:
@@ -48,12 +53,16 @@ class FakeAgent:
     wanted: dict[str, RunWanted] = field(default_factory=dict)
     sequence: int = 0
     highest_generation: int = 0
+    start: str = "the only start"
+    heard_by_short_way: int = 0
     last_desired: Desired | None = None
 
     @classmethod
     def of(cls, host: Host) -> FakeAgent:
         """An agent that has joined as this host; the host's credential is made valid."""
-        Host.objects.filter(pk=host.pk).update(credential_hash="joined by the test")
+        Host.objects.filter(pk=host.pk).update(
+            credential_hash=hashlib.sha256(CREDENTIAL.encode()).hexdigest(), credential_expires_at=FAR_AWAY
+        )
         return cls(host, inventory_of(host), host.boot_id, host.agent_instance)
 
     def observed(self) -> Observed:
@@ -66,12 +75,16 @@ class FakeAgent:
             self.sequence,
             self.inventory,
             list(self.runs.values()),
+            start=self.start,
         )
 
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
         """Send a frame (by default what is so) and take in the answer."""
-        text = protocol.encode(frame or self.observed())
-        answer = agent_api.sync(self.host.pk, protocol.decode(text, protocol.FRAMES_UP), now)
+        seen = protocol.decode(protocol.encode(frame or self.observed()), protocol.FRAMES_UP)
+        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, now)
+        self.heard_by_short_way += answer is not None
+        if answer is None:
+            answer = agent_api.sync(self.host.pk, seen, now)
         desired: Desired = protocol.decode(protocol.encode(answer), protocol.FRAMES_DOWN)
         self.take_in(desired, now)
         return desired

@@ -57,15 +57,14 @@ def authenticate(credential: str, now: dt.datetime) -> KnownHost:
 
 def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: dt.datetime) -> Desired:
     """Take in what an agent sees; answer what should be. Raises Unwelcome."""
-    unchanged = scheduler_api.sync_unchanged(host.id, credentials, observed, now)
-    if unchanged is not None:
-        return _whole(host, unchanged)
-    _check(host, credentials, now)
-    with _refusals():
-        desired = scheduler_api.sync(host.id, observed, now)
+    wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, now)
+    if wanted is None:
+        _check(host, credentials, now)
+        with _refusals():
+            wanted = scheduler_api.sync(host.id, observed, now)
     if observed.strays is not None:
         telemetry_api.accept_strays(host.id, observed.strays, now)
-    return _whole(host, desired)
+    return _whole(host, wanted)
 
 
 def desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
