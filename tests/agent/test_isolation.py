@@ -216,6 +216,17 @@ async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(edge: FakeE
     assert target.read_text() == before
 
 
+@pytest.mark.parametrize("left", ["mkdir -p $GPUPOOL_CHECKPOINT_DIR/.done/x", "chmod 500 $GPUPOOL_CHECKPOINT_DIR"])
+async def test_what_a_workload_leaves_for_its_acknowledgement_is_no_failed_start_of_the_host(
+    edge: FakeEdge, agent: AgentProcess, left: str
+) -> None:
+    """A start that fails counts against the host: several close it."""
+    await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
+    assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
+    seen = edge.seen("run-2")
+    assert seen is not None and seen.checkpoint_at is None
+
+
 async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: AgentProcess) -> None:
     from agent import processes
 
