@@ -28,6 +28,7 @@ from agent.protocol import (
     JoinRequest,
     LogChunk,
     Observed,
+    OtherVersion,
     Proof,
     ProtocolError,
     Refused,
@@ -43,6 +44,7 @@ from portal.edge.hosts import KnownHost, Unwelcome
 from portal.edge.streams import StreamPool
 from portal.edge.threads import Threads
 from scheduler.nudge import HOSTS
+from scheduler.services.agents import note_refused_agent
 
 log = structlog.get_logger(__name__)
 
@@ -272,6 +274,10 @@ class Agents:
             metrics.FRAMES.labels(frame.kind).inc()
             await self._accept(connection, frame)
         except ProtocolError as error:
+            if isinstance(error, OtherVersion):  # nothing of it can be read, so only this tells its operator
+                with contextlib.suppress(DatabaseError):
+                    host_id, now = connection.host.id, timezone.now()
+                    await self._threads.ask(note_refused_agent, host_id, reason=str(error), now=now)
             await connection.refuse(str(error), retry=False, code=BAD_FRAME)
             return False
         except RecursionError:

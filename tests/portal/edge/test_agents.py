@@ -268,6 +268,14 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         await agent.close()
 
 
+async def test_an_agent_of_another_version_is_refused_in_words_that_its_hosts_page_keeps(agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say('{"kind": "observed", "version": 2, "everything": "else is new"}')
+    assert (await agent.hear_refusal()).reason == "version: 2; allowed: 1"
+    host = await rows(Host.objects.get, pk=agent.host.pk)
+    assert host.refused_agent["reason"] == "version: 2; allowed: 1" and host.refused_agent["code"] == ""
+
+
 async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_written(agent: SmallAgent) -> None:
     run = await rows(running_notebook, agent.place.world, agent.place.world.vision.member, agent.host)
     before = await rows(Run.objects.values().get, pk=run.pk)
