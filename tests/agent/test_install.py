@@ -74,8 +74,9 @@ def test_the_installed_agent_runs_where_nothing_of_the_server_can_be_imported(pr
     assert told["simulated"] and len(told["hardware"]["gpus"]) == 2
 
 
+@pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
 async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
-    edge: FakeEdge, programs: dict[str, Path], tmp_path: Path
+    edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, launcher: str
 ) -> None:
     installed, state = programs[AGENT_VERSION], tmp_path / "state"
     program = str(installed / "gpupool-agent")
@@ -86,11 +87,11 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
     assert len(edge.joins) == 1 and edge.joins[0].public_key
 
     # As the unit starts it: the state folder says the rest.
-    run = [program, "run", "--state", str(state), "--simulate", "1xH100-80GB", "--launcher", "plain"]
-    agent = AgentProcess(edge, state, "plain", process=await asyncio.create_subprocess_exec(*run, cwd="/"))
+    run = [program, "run", "--state", str(state), "--simulate", "1xH100-80GB", "--launcher", launcher]
+    agent = AgentProcess(edge, state, launcher, process=await asyncio.create_subprocess_exec(*run, cwd="/"))
     try:
         await edge.until(lambda: edge.observed)
-        await edge.want(job("echo it runs; python3 -c 'import gpupool_contract'", units=agent.units))
+        await edge.want(job("echo it runs; python3 -c 'import gpupool_contract' && gpupool checkpoint done", units=agent.units))
         ended = await edge.until_state("run-1", "ended")
         assert ended.outcome == "finished"
         await edge.until(lambda: "it runs" in edge.log("run-1"))
