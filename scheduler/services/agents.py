@@ -125,7 +125,8 @@ def prove(host: Host, *, challenge: str, signature: str, now: datetime) -> Crede
     Raises Refused ``challenge_unknown`` (of another host or credential, or too old) or ``challenge_not_signed``.
     """
     expires = challenge.split(".")[2] if challenge.count(".") == 3 else ""
-    known = bool(host.credential_hash) and expires.isascii() and expires.isdigit() and int(expires[:15]) > now.timestamp()
+    is_time = expires.isascii() and expires.isdigit() and len(expires) < 16
+    known = bool(host.credential_hash) and is_time and int(expires) > now.timestamp()
     if not known or not hmac.compare_digest(challenge.encode(), _challenge_text(host, int(expires)).encode()):
         raise Refused("challenge_unknown")
     if not host.public_key or not _is_signed(host.public_key, signature, f"gpupool renew {challenge}"):
@@ -134,7 +135,8 @@ def prove(host: Host, *, challenge: str, signature: str, now: datetime) -> Crede
 
 
 def challenge_for_old(text: str, *, now: datetime) -> str:
-    """What to sign for a new credential, for whoever has the host's last one, even if it has run out. '' for anybody else."""
+    """What to sign for a new credential, for whoever has the host's last one, once it has run out. '' for anybody else: while it is
+    good only the host's open connection is asked to sign, so that a copy of its state folder can't take its place meanwhile."""
     host = _host_of_old(text, now)
     return _challenge(host, now) if host is not None else ""
 
@@ -157,7 +159,7 @@ def _host_of_old(text: str, now: datetime) -> Host | None:
     if host is None or not hmac.compare_digest(_hash(text), host.credential_hash):
         return None
     ends = host.credential_expires_at
-    return host if ends is not None and now < ends + RENEWABLE_FOR else None
+    return host if ends is not None and ends <= now < ends + RENEWABLE_FOR else None
 
 
 def _is_old(host: Host, now: datetime) -> bool:

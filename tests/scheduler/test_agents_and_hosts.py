@@ -219,6 +219,7 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
         (Proof(asked.challenge, "no base64"), "not one made with the key"),
         (Proof(asked.challenge.replace("gpc.", "gpc.1"), right.signature), "not of this host's"),
         (Proof("gpc.1.²³.x", right.signature), "not of this host's"),
+        (Proof("gpc.1.{}.x".format("9" * 5000), right.signature), "not of this host's"),
         (Proof("", right.signature), "not of this host's"),
     ):
         with pytest.raises(AgentRefused, match=said):
@@ -253,6 +254,21 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does
     services.revoke_credential(host, now=late)
     with pytest.raises(AgentRefused):
         renew(late, new)
+
+
+def test_a_copy_of_the_state_folder_renews_nothing_while_the_hosts_credential_is_good(world: World) -> None:
+    """It would count at once, and the host's own agent be turned away on its open connection."""
+    host, key = world.hosts["alpha"], Key()
+    good = key.join(world, world.now)
+    for at in (world.now, world.now + CREDENTIAL_LIFE * 0.9):
+        with pytest.raises(AgentRefused, match="not of this host's last credential"):
+            agent_api.renew(good, RenewRequest(1), at)
+        challenge = agent_api.desired(host.pk, at).challenge
+        signed = RenewRequest(1, challenge or "gpc.1.1.x", key.sign(keys.renewal_text(challenge)))
+        with pytest.raises(AgentRefused):
+            agent_api.renew(good, signed, at)
+        assert agent_api.authenticate(good, at) == host.pk
+    assert agent_api.renew(good, RenewRequest(1), world.now + CREDENTIAL_LIFE).challenge
 
 
 def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: World) -> None:
