@@ -66,6 +66,17 @@ def usable(value: str) -> Path:
         raise NotUsable(f"{value!r}: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode) or not os.access(path, os.X_OK):
         raise NotUsable(f"{value!r} is not a program that can be executed")
-    if found.st_mode & 0o022 or found.st_uid not in (0, os.getuid()):
+    if _others_change(found):
         raise NotUsable(f"{value!r} can be changed by others: it has to be root's or the agent's, and written by its owner alone")
+    for folder in {*path.parents, *path.resolve().parents}:
+        about = folder.stat()
+        # Where a folder has the sticky bit (/tmp), others put files into it, but take none away.
+        if _others_change(about) and not (about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.getuid())):
+            raise NotUsable(f"{value!r} can be replaced by others: {str(folder)!r} is theirs, or they may write there")
     return path
+
+
+def _others_change(found: os.stat_result) -> bool:
+    """May anybody but root and the agent's user write there? Root's group is root."""
+    by_group = bool(found.st_mode & 0o020) and (found.st_gid != 0 or stat.S_ISREG(found.st_mode))
+    return by_group or bool(found.st_mode & 0o002) or found.st_uid not in (0, os.getuid())

@@ -288,3 +288,18 @@ def test_a_hook_has_to_be_a_program_that_nobody_else_can_change(tmp_path: Path) 
     for value, words in (("hook", "absolute"), ("", "absolute"), (str(tmp_path), "not a program"), (f"{program}x", "No such")):
         with pytest.raises(NotUsable, match=words):
             usable(value)
+
+
+def test_a_hook_is_not_in_a_folder_from_which_others_can_take_it(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+        (folder / "hook").write_text("#!/bin/sh\n")
+        (folder / "hook").chmod(0o755)
+    theirs.chmod(0o777)
+    (theirs / "link").symlink_to(ours / "hook")
+    (ours / "link").symlink_to(theirs / "hook")
+    for path in (theirs / "hook", theirs / "link", ours / "link"):
+        with pytest.raises(NotUsable, match="can be replaced by others: '.*theirs'"):
+            usable(str(path))
+    assert usable(str(ours / "hook")) == ours / "hook"
