@@ -135,8 +135,10 @@ def write(host: Host, inventory: Inventory, now: datetime) -> bool:
     held = _held_gpus(known.values())
     applied = _retire_missing(known, {gpu.uuid for gpu in inventory.gpus}, held, host, now)
     for seen in inventory.gpus:
-        gpu = _gpu(host, known.get(seen.uuid), seen, now)
-        applied = _units(gpu, seen, gpu.pk in held, now) and applied
+        if seen.uuid in known:
+            gpu = _gpu(host, known[seen.uuid], seen, now)
+            applied = _units(gpu, seen, gpu.pk in held, now) and applied
+    _add(host, [seen for seen in inventory.gpus if seen.uuid not in known], now)
     _describe(host, inventory, {"reported": reported, "applied": applied, "digest": short})
     nudge.engine()
     nudge.pages(nudge.HOSTS)
@@ -163,19 +165,32 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
     return applied
 
 
-def _gpu(host: Host, known: Gpu | None, seen: GpuSeen, now: datetime) -> Gpu:
-    facts: dict[str, Any] = {
+def _add(host: Host, new: list[GpuSeen], now: datetime) -> None:
+    """GPUs that were never seen, and their units, all at once: after an outage many hosts report for the first time."""
+    if not new:
+        return
+    for other in Gpu.objects.filter(host=host, index__in=[seen.index for seen in new], retired_at__isnull=True):
+        Gpu.objects.filter(pk=other.pk).update(index=_spare(host))  # one that is missing and held keeps its row, not its place
+    gpus = Gpu.objects.bulk_create(Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen)) for seen in new)
+    Unit.objects.bulk_create(
+        _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
+    )
+
+
+def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
+    return {
         "host": host, "index": seen.index, "model": seen.model, "memory_mib": seen.memory_mib,
         "compute_capability": seen.compute_capability, "nvlink_group": seen.nvlink_group, "numa_node": seen.numa_node,
         "pci_bus_id": seen.pci_bus_id, "retired_at": None,
     }  # fmt: skip
-    if known is None:
-        return Gpu.objects.create(uuid=seen.uuid, created_at=now, **facts)
+
+
+def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
     # Two GPUs that swapped their indices would collide halfway: the other one gives its index up first.
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
         index=_spare(host)
     )
-    Gpu.objects.filter(pk=known.pk).update(**facts)
+    Gpu.objects.filter(pk=known.pk).update(**_facts(host, seen))
     known.refresh_from_db()
     if known.repair_state == RepairState.QUARANTINED and known.state_reason == NOT_REPORTED:
         _return(known, "its host reports it again", now)
@@ -190,9 +205,7 @@ def _spare(host: Host) -> int:
 def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
     """False when the geometry is another one and can't be taken over because somebody holds a part."""
     rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
-    wanted = seen.units or [
-        UnitSeen(uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib)
-    ]
+    wanted = _wanted_units(seen)
     new: Geometry = {(u.profile, u.uuid, u.first_slot, u.slots) for u in wanted}
     old: Geometry = {_geometry(gpu, row) for row in rows}
     if new != old:
@@ -208,21 +221,29 @@ def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
     return True
 
 
+def _wanted_units(seen: GpuSeen) -> list[UnitSeen]:
+    whole = UnitSeen(uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib)
+    return seen.units or [whole]
+
+
 def _geometry(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
     return (row.profile, row.uuid, row.slots.lower - gpu.first_slot, row.slots.upper - row.slots.lower)
 
 
 def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
     """A unit as before comes back as the same row, so that its history goes on."""
-    first = gpu.first_slot + unit.first_slot
-    slots = NumericRange(first, first + unit.slots)
-    before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots).first()
+    made = _unit_of(gpu, unit, now)
+    before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=made.slots).first()
     if before is not None:
         Unit.objects.filter(pk=before.pk).update(retired_at=None, memory_mib=unit.memory_mib)
         return
-    Unit.objects.create(
-        gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now
-    )
+    made.save(force_insert=True)
+
+
+def _unit_of(gpu: Gpu, unit: UnitSeen, now: datetime) -> Unit:
+    first = gpu.first_slot + unit.first_slot
+    slots = NumericRange(first, first + unit.slots)
+    return Unit(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now)
 
 
 def _quarantine(gpu: Gpu, reason: str, now: datetime) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from agent.protocol import DiagnosticSeen, HomesSeen, Observed
+from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
 from scheduler import agent_api, engine, services
-from scheduler.models import Host, Run
+from scheduler.models import Gpu, Host, Run, Unit
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
-from tests.world import World
+from tests.world import World, make_host
 
 LATER = dt.timedelta(seconds=5)
 
@@ -57,6 +57,28 @@ def test_a_host_that_reports_its_work_as_before_is_answered_as_by_the_whole_way(
     assert answer == agent_api.desired(agent.host.pk, world.now + LATER)
     assert [run.run for run in answer.runs] == agent.running
     assert heard_at(agent) == world.now + LATER
+
+
+@pytest.mark.parametrize("gpus", [1, 60])
+def test_a_host_s_first_report_takes_as_many_queries_whatever_it_has(
+    world: World, gpus: int, django_assert_max_num_queries: Callable[[int], Any]
+) -> None:
+    agent = FakeAgent.of(make_host("new", world.shared, [], world.now))
+    new = [GpuSeen(number, f"GPU-new-{number}", "H100-80GB", 81_559) for number in range(gpus)]
+    agent.inventory = replace(agent.inventory, gpus=new)
+    with django_assert_max_num_queries(25):
+        agent.sync(world.now)
+    assert Unit.objects.filter(gpu__host=agent.host, retired_at=None).count() == gpus
+
+
+def test_a_new_gpu_takes_the_place_of_a_held_one_that_is_not_reported_any_more(world: World, agent: FakeAgent) -> None:
+    held = Gpu.objects.get(units__allocations__run__host=agent.host)
+    kept = [gpu for gpu in agent.inventory.gpus if gpu.uuid != held.uuid]
+    agent.inventory = replace(agent.inventory, gpus=[*kept, GpuSeen(held.index, "GPU-instead", held.model, 81_559)])
+    agent.sync(world.now + LATER)
+    assert Gpu.objects.get(uuid="GPU-instead").index == held.index
+    held.refresh_from_db()
+    assert (held.repair_state, held.retired_at) == ("quarantined", None)
 
 
 NEWS: dict[str, Callable[[Observed], Observed]] = {
