@@ -226,7 +226,7 @@ REASONS: dict[str, Sentence] = {
         "Its reservation belongs to another project. Launch it again in its own project, or without one."
     ),
     "host_closed": lambda f: (
-        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{' of them' if f.get('hosts') else ''} are cordoned, draining, "
+        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{_of_them(f.get('hosts'))} cordoned, draining, "
         f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
     ),
     "isolation_too_weak": lambda f: "The host keeps workloads less apart than its pool demands, so nothing new starts on it.",
@@ -346,6 +346,11 @@ def _in_the_way(f: _Facts) -> str:
     return " and ".join(word for word in words if word) or "others are promised them"
 
 
+def _of_them(hosts: object) -> str:
+    """What goes on a number of hosts: `` of them is``, or `` are`` where it is not told."""
+    return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
+
+
 def _too_big(f: _Facts) -> str:
     """No host has what it asks for on one; or enough GPUs are there, and something beside them is not."""
     units, largest = f.get("units"), f.get("largest")
@@ -353,6 +358,11 @@ def _too_big(f: _Facts) -> str:
         return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.several("hosts"):
         return f"No host has the CPU, the memory or the NVLink that it asks for beside {_counted(units, 'GPU')}. Ask for less."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units:
+        return (
+            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give {_counted(units, 'GPU')} each as asked for. "
+            "Ask for fewer hosts, or for other GPUs."
+        )
     subject = f"There are not {f.plain('', 'hosts')} hosts" if f.several("hosts") else "No host is"
     asked = _counted(units, "GPU") if isinstance(units, int) else "more GPUs"
     return (
@@ -525,7 +535,7 @@ WHY_FIRST: dict[str, Callable[[_Facts], str]] = {
         f"Its turn comes after yours, but it asks for {_ask_of(f, 'theirs')}, and there is room for that which does "
         f"not do for yours: {_ask_of(f, 'mine')}. What goes past yours may not delay its expected start."
     ),
-    "turned_away": lambda f: "Yours does not stand in line at present: see the reason above.",
+    "turned_away": lambda f: "Yours does not stand in line at present: its reason is told on its own page.",
     "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
     "room_is_made": lambda f: "Others were already told to make room for it; what is freed for it is kept for it.",
     "within_guarantee": lambda f: (
@@ -723,7 +733,10 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
             else " It is still in service, since many of the pool failed lately: decide on the host's page."
         )
     ),
-    "gpu_is_back": lambda f: f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is back in service.",
+    "gpu_is_back": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is well again. "
+        "If the host is cordoned, it stays so until you return it."
+    ),
     "stray_is_yours": lambda f: (
         f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} "
         "outside the pool. End it, or ask for a GPU: others count on that one."

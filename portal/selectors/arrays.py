@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
+from django.db.models.functions import Coalesce
 
 from portal import policy
 from portal.models import User
@@ -38,8 +39,15 @@ def own_open(user: User) -> QuerySet[JobArray]:
 
 
 def one_line_each(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Of each array in ``rows`` only its first task that is among them; everything else as it is."""
-    firsts = rows.filter(array__isnull=False).order_by().values("array").annotate(first=Min("pk")).values("first")
+    """Of each array in ``rows`` only its first task that has not ended, else its first; everything else as it is."""
+    left = Min("pk", filter=~Q(state=WorkloadState.ENDED))
+    firsts = (
+        rows.filter(array__isnull=False)
+        .order_by()
+        .values("array")
+        .annotate(first=Coalesce(left, Min("pk")))
+        .values("first")
+    )
     return rows.filter(Q(array=None) | Q(pk__in=firsts))
 
 

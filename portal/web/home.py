@@ -121,14 +121,13 @@ def _sooner(piece: Piece, now: datetime) -> dict[str, Any]:
 
 def _ended_row(piece: Piece, user: User, currency: str) -> dict[str, Any]:
     workload = piece.workload
-    ran = workload.ended_at - workload.started_at if workload.started_at and workload.ended_at else None
     return {
         "workload": workload,
         "url": home_cards.page_of(workload),
         "state": home_cards.ended_state(workload.outcome, ran=workload.attempt > 0),
         "word": home_cards.state_word(piece, user),
         "asked": home_cards.holds(piece.had) or home_cards.asked(workload),
-        "ran": duration(ran) if ran is not None else "did not run",
+        "ran": home_cards.ran_for(workload) or "did not run",
         "cost": money(Decimal("0.00") if workload.started_at is None else piece.cost, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
     }

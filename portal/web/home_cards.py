@@ -15,6 +15,7 @@ from portal.models import User
 from portal.selectors.work import Held, Piece, is_notebook
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from scheduler.core.model import WHOLE
+from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
 from scheduler.states import WorkloadState
 
@@ -70,6 +71,13 @@ def shown_state(workload: Workload) -> str:
     if workload.state == WorkloadState.ENDED:
         return ended_state(workload.outcome, ran=workload.attempt > 0)
     return str(workload.state)
+
+
+def ran_for(workload: Workload) -> str:
+    """How long what has ended ran; empty when it did not. What finished before it was seen running ran for a moment."""
+    if workload.ended_at is not None and workload.started_at is not None:
+        return duration(workload.ended_at - workload.started_at)
+    return "for a moment" if workload.outcome == Code.FINISHED else ""
 
 
 def ended_state(outcome: str, *, ran: bool) -> str:

@@ -505,7 +505,7 @@ def _time_of(piece: Piece, now: datetime) -> str:
             else f"waits {duration(now - workload.queued_at)}"
         )
     if workload.state == WorkloadState.ENDED:
-        ran = workload.ended_at - workload.started_at if workload.ended_at and workload.started_at else None
-        return f"ran {duration(ran)}" if ran is not None else "did not run"
+        ran = home_cards.ran_for(workload)
+        return f"ran {ran}" if ran else "did not run"
     end = piece.ends_at
     return f"{duration(end - now)} left" if end is not None and end > now else "ends now"

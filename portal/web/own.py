@@ -21,6 +21,7 @@ from portal.web.verb_form import VerbForm
 
 LIVES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 NOTICES_PER_PAGE = 50
+ABOUT_A_HOST = {"host_trouble", "hardware_event", "diagnostic_failed", "gpu_is_back"}
 
 
 class TokenForm(VerbForm):
@@ -91,6 +92,8 @@ def _about(notice: Notification) -> str:
         return reverse("reservation", args=[notice.reservation.public_id])
     if notice.submission is not None:
         return reverse("submission", args=[notice.submission.public_id])
+    if notice.kind in ABOUT_A_HOST and notice.numbers.get("host"):
+        return reverse("host", args=[notice.numbers["host"]])
     return ""
 
 

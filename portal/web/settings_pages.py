@@ -263,8 +263,14 @@ def health_rules(request: HttpRequest) -> HttpResponse:
                 messages.error(request, str(error))
         return redirect("health-rules")
     context = {
-        "rows": HealthRule.objects.order_by("code"),
-        "actions": HealthRule.Action.choices,
+        "rows": sorted(HealthRule.objects.all(), key=_code_order),
+        "actions": [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices],
         "may_change": policy.may(request.user, "health_rule.change"),
     }
     return render(request, "organisation/health_rules.html", context)
+
+
+def _code_order(rule: HealthRule) -> tuple[str, int, str]:
+    """By kind, and numbers as numbers: xid:8 before xid:13 before xid:100."""
+    kind, _, which = rule.code.partition(":")
+    return kind, int(which) if which.isdecimal() else 0, which

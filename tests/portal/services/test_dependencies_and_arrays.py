@@ -8,6 +8,7 @@ import pytest
 
 from portal import wording
 from portal.errors import Conflict, Invalid, NotAllowed
+from portal.selectors import arrays
 from portal.services import workloads
 from scheduler import engine, reconcile, releases, snapshot
 from scheduler.core.reasons import Code
@@ -165,6 +166,13 @@ def test_each_task_knows_its_number(world: World) -> None:
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}
+
+
+def test_an_array_is_shown_by_a_task_that_has_not_ended(world: World) -> None:
+    made = array(world, "0-2%1")
+    assert [row.array_index for row in arrays.one_line_each(made.tasks.all())] == [0]
+    end(made.tasks.get(array_index=0), "finished")
+    assert [row.array_index for row in arrays.one_line_each(made.tasks.all())] == [1]
 
 
 def test_an_array_is_cancelled_as_one(world: World) -> None:

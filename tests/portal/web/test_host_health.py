@@ -54,6 +54,8 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
         "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out until you return it."
     ]
     assert told(world, "member") == []
+    notices = signed_in(world.people["operator"]).get(reverse("notifications")).content.decode()
+    assert f'href="{reverse("host", args=["alpha"])}">See it' in notices
     assert "GPU 2 is back in service" in press(world, "return", gpu=2)
     assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
 

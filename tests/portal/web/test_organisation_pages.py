@@ -143,9 +143,16 @@ def test_a_static_pool_needs_its_owner(world: World) -> None:
     assert Pool.objects.get(name="Lab").team == world.vision.team
 
 
+def test_health_rules_stand_in_the_order_of_their_numbers(world: World) -> None:
+    shown = signed_in(world.operator).get(reverse("health-rules")).content.decode()
+    assert shown.index("<b>xid:8</b>") < shown.index("<b>xid:13</b>") < shown.index("<b>xid:100</b>")
+    assert "Quarantine GPU</option>" in shown
+
+
 def test_a_job_template_needs_a_command(world: World) -> None:
     client = signed_in(world.operator)
-    values = {"name": "Fit", "kind": "job", "type": "training", "units": 2, "max_runtime_seconds": 3600, "command": ""}
+    values = {"name": "Fit", "kind": "job", "type": "training", "units": 2, "hosts": 1}
+    values |= {"max_runtime_seconds": 3600, "command": ""}
     assert client.post(reverse("template-new"), values).status_code == 400
     assert client.post(reverse("template-new"), values | {"command": "python fit.py"}).status_code == 302
     assert Template.objects.get(name="Fit").units == 2
