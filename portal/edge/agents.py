@@ -239,6 +239,8 @@ class Agents:
             if earlier is not None and earlier.reported and await _is_alive(earlier):
                 return False
             self._connections[host] = connection
+        # They may have been dialled with a credential that was revoked since, by another than this agent.
+        self.streams.drop_idle(host)
         if earlier is not None:
             log.info("a dead connection is replaced", host=connection.host.name)
             await earlier.end()

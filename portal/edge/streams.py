@@ -167,6 +167,11 @@ class StreamPool:
     def idle_of(self, host: int) -> int:
         return len(self._idle[host])
 
+    def drop_idle(self, host: int) -> None:
+        """Close those that wait: an agent dials as many again as it should."""
+        for stream in self._idle.pop(host, ()):
+            stream.close()
+
     async def serve(self, host: int, socket: web.WebSocketResponse) -> None:
         """Keep one connection of an agent until it ends."""
         if len(self._idle[host]) >= MOST_IDLE:

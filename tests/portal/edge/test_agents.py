@@ -231,6 +231,23 @@ async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothin
     assert (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent is None
 
 
+async def test_streams_that_were_dialled_with_a_revoked_credential_carry_nothing_any_more(
+    place: Place, agent: SmallAgent
+) -> None:
+    """Somebody had a copy of the credential; then the host's agent joins again with a new token."""
+    copy = SmallAgent(place, agent.host, agent.credential)
+    copy.offer_streams(3)
+    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 3)
+    await rows(revoke, agent.host)
+    joined = SmallAgent(place, agent.host, await rows(give_credential, agent.host))
+    await joined.connect()
+    await joined.say(observed())
+    assert isinstance(await joined.hear(), protocol.Desired)
+    assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
+    await until(lambda: all(task.done() for task in copy.tasks))
+    await joined.close()
+
+
 async def test_an_agent_that_comes_back_replaces_its_dead_connection(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
