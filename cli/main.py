@@ -194,7 +194,9 @@ def placed(function: Command) -> Command:
             click.option("--hosts", type=int, help="Over so many hosts."),
             click.option("--min-memory-mib", type=int, help="Memory of each GPU."),
             click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."),
-            click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."),
+            click.option(
+                "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."
+            ),
             click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."),
             click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."),
         )
@@ -249,10 +251,14 @@ def list_notebooks(session: Session, everything: bool) -> None:
 @click.option("--priority", type=PRIORITIES)
 @click.option("--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go.")
 @click.option("--most-retries", type=int, help="Tries again so often after a failure.")
-@click.option("--if-member-ends", type=click.Choice(["restart", "end"]), help="On several hosts, once it ends on one of them.")
+@click.option(
+    "--if-member-ends", type=click.Choice(["restart", "end"]), help="On several hosts, once it ends on one of them."
+)
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
 @click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
-@click.option("--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok.")
+@click.option(
+    "--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok."
+)
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -400,7 +406,7 @@ def queue(session: Session, pool: str | None, fairness: bool) -> None:
             )
             for row in rows
         ),
-        "Nothing waits.",
+        "Nothing waits that you may see.",
     )
 
 
@@ -417,10 +423,10 @@ def _fairness(session: Session, pool: str | None) -> None:
             (
                 (
                     row["team"],
-                    f"{row['guaranteed_gpus']:g}",
-                    f"{row['held_gpus']:g}",
-                    f"{row['borrowed_gpus']:g}",
-                    f"{row['waiting_gpus']:g}",
+                    f"{row['guaranteed_gpus']:.4g}",
+                    f"{row['held_gpus']:.4g}",
+                    f"{row['borrowed_gpus']:.4g}",
+                    f"{row['waiting_gpus']:.4g}",
                     f"{row['past_gpu_hours']:,.0f}",
                     row["weight"],
                     "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
@@ -435,7 +441,9 @@ def _fairness(session: Session, pool: str | None) -> None:
 @command(cli, "why")
 @click.argument("id_", metavar="ID")
 @click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
-@click.option("--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for.")
+@click.option(
+    "--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for."
+)
 def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
     """Why it waits, or why it started or had to go."""
     found = _found(session, id_)
@@ -495,7 +503,7 @@ def show(session: Session, id_: str) -> None:
     answer = session.client.get(f"workloads/{_found(session, id_)['id']}/")
     if session.json:
         return output.as_json(answer)
-    last = answer["runs"][0] if answer["runs"] else {}
+    last = answer["runs"][0] if answer["runs"] and answer["state"] != "queued" else {}  # what waits holds nothing
     now = datetime.now().astimezone()
     return output.facts(
         [
@@ -605,7 +613,11 @@ def create_reservation(
         return output.as_json(answer)
     if answer.get("series"):
         made = answer["series"]
-        output.say(f"Confirmed: {made['name']} ({made['id']}), {len(made['occurrences'])} times.")
+        times = made["occurrences"]
+        output.say(
+            f"Confirmed: {made['name']} ({made['id']}), {len(times)} times, the first {local(times[0]['start'])} to "
+            f"{local(times[0]['end'])}, the last {local(times[-1]['start'])} to {local(times[-1]['end'])}."
+        )
         for change in made["clock_changes"]:
             output.say(change)
         return None
@@ -737,7 +749,7 @@ def list_quotas(session: Session) -> None:
                 row["team"],
                 row["pool"],
                 row["model"],
-                f"{row['guaranteed_gpus']:g}",
+                f"{row['guaranteed_gpus']:.4g}",
                 "any" if row["borrow_limit_gpus"] is None else f"{row['borrow_limit_gpus']:g}",
                 f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
             )
@@ -810,7 +822,14 @@ def status(session: Session) -> None:
     if session.json:
         return output.as_json(pools)
     rows = [
-        (pool["slug"], pool["kind"], each["model"], each["gpus"], f"{each['held_gpus']:g}", f"{each['free_gpus']:g}")
+        (
+            pool["slug"],
+            pool["kind"],
+            each["model"],
+            each["gpus"],
+            f"{each['held_gpus']:.4g}",
+            f"{each['free_gpus']:.4g}",
+        )
         for pool in pools
         for each in pool["models"]
     ]
@@ -992,7 +1011,7 @@ def _named(client: Client, id_: str, path: str, noun: str) -> Any:
 
 
 def _gpus(row: Any) -> str:
-    count = row["units"] * row["hosts"]
+    count = f"{row['hosts']} hosts, each {row['units']}" if row["hosts"] > 1 else row["units"]
     return f"{count} x {' or '.join(row['models']) or 'any'}{' ' + row['profile'] if row['profile'] else ''}"
 
 

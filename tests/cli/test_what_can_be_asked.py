@@ -38,7 +38,7 @@ def test_a_recurring_reservation_is_made_and_given_up_as_one(
     sign_in(served_world.vision.member)
     line = "reservation create --pool shared --gpus 2 --model H100-80GB --start 'tomorrow 09:00' --for 9h --name course"
     assert "It fits" in done(gpupool, f"{line} --every weekday --weeks 2 --dry-run")
-    assert "times." in done(gpupool, f"{line} --every weekday --weeks 2 --time-zone Europe/Berlin")
+    assert "times, the first " in done(gpupool, f"{line} --every weekday --weeks 2 --time-zone Europe/Berlin")
     assert Series.objects.get().time_zone == "Europe/Berlin"
     count = Reservation.objects.count()
     assert count in (9, 10)
