@@ -7,7 +7,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
 from portal.wording import cli_line
 from scheduler import logs
-from scheduler.models import Host, Reservation, Run, Storage, Volume, Workload
+from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
 from tests.cli.conftest import Gpupool
 from tests.world import H100, World
 
@@ -287,12 +287,16 @@ def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: Sign
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
+    Host.objects.filter(name="alpha").update(name="h3")
+    Host.objects.filter(name="delta").update(name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1))
     sign_in(lead)
     found = examples()
     assert len(found) > 20
     for line in found:
         if line.startswith("login "):
             continue  # done above, with a real address
+        if line.startswith("host cancel-maintenance "):
+            MaintenanceWindow.objects.update(id=int(line.split()[-1]))
         answer = gpupool(*shlex.split(line))
         assert answer.code == 0, f"{line}: {answer.err}"
 
