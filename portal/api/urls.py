@@ -18,6 +18,7 @@ urlpatterns = [
     path("audit/", own.Audit.as_view()),
     path("pools/", fleet.Pools.as_view()),
     path("pools/<slug:slug>/", fleet.OnePool.as_view()),
+    path("pools/<slug:slug>/isolation/", fleet.PoolIsolation.as_view()),
     path("pools/<slug:slug>/fairness/", explain.Fairness.as_view()),
     path("hosts/", fleet.Hosts.as_view()),
     path("hosts/<str:name>/", fleet.OneHost.as_view()),
