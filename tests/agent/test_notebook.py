@@ -231,7 +231,7 @@ async def test_a_notebook_outlives_its_agent_and_answers_the_next_one(edge: Fake
         assert answer.status == 200
 
 
-async def test_a_stream_to_a_run_that_is_no_notebook_is_closed_with_a_reason(
+async def test_a_stream_to_a_job_that_serves_nothing_is_closed_with_a_reason(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.streams_wanted = 2
@@ -240,7 +240,7 @@ async def test_a_stream_to_a_run_that_is_no_notebook_is_closed_with_a_reason(
     stream = await edge.open_stream("run-1")
     message = await stream.receive()
     assert message.type is aiohttp.WSMsgType.CLOSE
-    assert message.data == 4404 and "no workspace" in str(message.extra)
+    assert message.data == 4404 and "door.sock: No such file" in str(message.extra)
     await edge.until(lambda: len(edge.idle_streams) >= 2)  # a used stream is replaced
 
 
