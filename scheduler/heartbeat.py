@@ -1,8 +1,8 @@
 """A host that says what it said before: one statement renews its lease, and no lock is held between statements.
 
 Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.reconcile`` would write
-for such a report: ``last_sync_at``. Whether there is news is asked in the same statement that writes, so nothing can come between;
-at the least doubt nothing is written and the whole way is gone.
+for such a report: when it was heard, and that a suspect host is trusted again. Whether there is news is asked in the same statement
+that writes, so nothing can come between; at the least doubt nothing is written and the whole way is gone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.db import connection
+from django.db import connection, transaction
 
 from agent.protocol import VERSION, Desired, Observed
-from scheduler import inventory, reconcile
+from scheduler import inventory, locks, reconcile
 from scheduler.models import Host, Pool, Run
-from scheduler.states import RunState
+from scheduler.states import LeaseState, RunState
 
 # The host's row is locked by the UPDATE as by every other writer of it.
 BEAT = """
@@ -25,14 +25,14 @@ FROM scheduler_pool AS p
 WHERE h.id = %(host)s AND p.id = h.pool_id
   AND h.credential_hash = ANY(%(credentials)s) AND h.credential_expires_at > %(now)s
   AND h.agent_instance = %(instance)s AND h.boot_id = %(boot)s AND h.agent_start = %(start)s AND h.agent_version = %(version)s
-  AND h.lease_state = 'alive'
+  AND h.lease_state IN ('alive', 'suspect')
   AND h.hardware->>'digest' = %(digest)s AND h.hardware->'applied' = 'true'::jsonb
   AND NOT EXISTS (
     SELECT FROM scheduler_run AS r
     WHERE r.host_id = h.id AND r.state <> 'ended'
       AND r.public_id::text || ' ' || r.generation || ' ' || r.state <> ALL(%(runs)s)
   )
-RETURNING h.name, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
+RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
   p.diagnostic_seconds,
   EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
   EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running'))
@@ -59,13 +59,24 @@ def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now:
         row = cursor.fetchone()
     if row is None:
         return None
-    name, credential_hash, expires_at, public_key, pool_id, stray_action, tool, seconds, has_commands, has_diagnostics = row
+    name, lease_state, credential_hash, expires_at, public_key = row[:5]
+    pool_id, stray_action, tool, seconds, has_commands, has_diagnostics = row[5:]
+    if lease_state == LeaseState.SUSPECT:
+        _trust_again(host_id, now)
     pool = Pool(pk=pool_id, stray_action=stray_action, diagnostic_tool=tool, diagnostic_seconds=seconds)
     host = Host(
         pk=host_id, pool=pool, name=name, credential_hash=credential_hash, credential_expires_at=expires_at,
         public_key=public_key,
     )  # fmt: skip
     return reconcile.wanted_of(host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics)
+
+
+def _trust_again(host_id: int, now: datetime) -> None:
+    """It had been quiet for a little longer than it should. After a moment in which the servers were slow this is most hosts."""
+    with transaction.atomic():
+        host = locks.hosts([host_id])[host_id]
+        if host.lease_state == LeaseState.SUSPECT:
+            reconcile.renew_lease(host, {}, now)
 
 
 def _may_be_quiet(observed: Observed) -> bool:

@@ -97,7 +97,7 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
         last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40],
         agent_start=observed.start or host.agent_start,
     )  # fmt: skip
-    _renew_lease(host, seen, now)
+    renew_lease(host, seen, now)
     if observed.homes is not None:
         volumes.write(host, observed.homes, now)
 
@@ -216,7 +216,7 @@ def _take_in_absence(run: Run, heard_before: datetime | None, rebooted: bool, no
         Run.objects.filter(pk=run.pk).update(missing_since=now)
 
 
-def _renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
+def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
     """A host that was silent is trusted again once nothing runs there that ended here meanwhile."""
     old = LeaseState(host.lease_state)
     if old == LeaseState.ALIVE:

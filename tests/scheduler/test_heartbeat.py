@@ -11,7 +11,7 @@ import pytest
 
 from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
 from scheduler import agent_api, engine, services
-from scheduler.models import Gpu, Host, Run, Unit
+from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, make_host
@@ -111,7 +111,7 @@ def test_news_of_any_kind_goes_the_whole_way(world: World, agent: FakeAgent, new
 @pytest.mark.parametrize(
     "doubt",
     [
-        {"lease_state": "suspect"}, {"lease_state": "silent"}, {"agent_start": "another"}, {"agent_instance": "another"},
+        {"lease_state": "joining"}, {"lease_state": "silent"}, {"agent_start": "another"}, {"agent_instance": "another"},
         {"boot_id": "another"}, {"credential_expires_at": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)}, {"credential_hash": ""},
         {"hardware": {}},
     ],
@@ -121,6 +121,14 @@ def test_a_row_that_is_not_as_it_was_goes_the_whole_way(world: World, agent: Fak
     Host.objects.filter(pk=agent.host.pk).update(**doubt)
     assert short_way(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
+
+
+def test_a_suspect_host_is_trusted_again_by_the_short_way(world: World, agent: FakeAgent) -> None:
+    Host.objects.filter(pk=agent.host.pk).update(lease_state="suspect")
+    assert short_way(agent, world.now + LATER) is not None
+    assert Host.objects.get(pk=agent.host.pk).lease_state == "alive"
+    told = HostStateChange.objects.filter(host=agent.host).latest("pk")
+    assert (told.lease_state, told.reason, told.at) == ("alive", "its agent speaks", world.now + LATER)
 
 
 def test_an_inventory_that_is_to_be_applied_again_goes_the_whole_way(world: World, agent: FakeAgent) -> None:
