@@ -5,8 +5,9 @@ that is so every ``poll_seconds`` and at once when something changes, sends a ba
 it is committed, and brings its runs to what the last Desired says. Only the workloads are missing: a run is reported starting, a
 moment later running, and ended after the seconds of its ``sleep``.
 
-``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}`` comes in; a second line, or the end of stdin, ends it. It prints
-``joined`` when every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch}, "errors": {WHAT: how often},
+``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}`` comes in; later ``measure``, after which errors and round trips are
+counted anew; any other line, or the end of stdin, ends it. It prints ``joined`` when every agent has joined, and at its end
+``{"arrivals": {RUN: seconds since the epoch}, "errors": {WHAT: how often},
 "round_trips": [seconds from an Observed to its answer]}``.
 """
 
@@ -284,6 +285,13 @@ def _reading(unit: str, at: float, run: str | None) -> SampleRow:
     )  # fmt: skip
 
 
+def _listen(tally: Tally) -> None:
+    """Until a word that is not ``measure``: after that one counts what follows alone."""
+    while sys.stdin.readline() == "measure\n":
+        tally.errors.clear()
+        tally.round_trips.clear()
+
+
 async def main(orders: dict[str, Any]) -> dict[str, Any]:
     """Keep every agent until the word on stdin."""
     tally = Tally()
@@ -304,7 +312,7 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
         tasks = [
             asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND)) for number, agent in enumerate(agents)
         ]
-        word = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        word = asyncio.create_task(asyncio.to_thread(_listen, tally))
         await asyncio.wait([word, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():

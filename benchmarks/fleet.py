@@ -44,6 +44,7 @@ PROCESSES = 2  # of light agents
 JOIN_SECONDS = 300.0
 SETTLE_SECONDS = 10.0  # from the first job to the first measured second
 JOB_SECONDS = 20
+REFUSED = "gpupool_edge_agents_refused_total"
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class Fleet:
         say("every host is alive")
         for name in REAL:
             submit(self.url, self.token, "sleep 3600", labels_required={"name": name})
-        until(lambda: len(self.shims()) == len(REAL), 60, "a job runs on each real host")
+        until(lambda: len(self.shims()) == len(REAL), 180, "a job runs on each real host")
 
     def _start_servers(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
@@ -255,6 +256,9 @@ class Fleet:
         """Submit, wait until it is steady, measure, end."""
         load = Load(self.url, self.token, per_second)
         self._watch(SETTLE_SECONDS)
+        for process in self.light:
+            assert process.stdin is not None
+            print("measure", file=process.stdin, flush=True)
         before, began, spent = self.metrics(), datetime.now(UTC), self.cpu_seconds()
         self._watch(seconds)
         after, ended, used = self.metrics(), datetime.now(UTC), self.cpu_seconds()
@@ -265,7 +269,7 @@ class Fleet:
         starts = self._starts(arrivals, began, ended)
         if alive != len(self.names) + len(REAL):
             errors[f"{alive} of {len(self.names) + len(REAL)} hosts are alive at the end"] += 1
-        if refused := int(_value(after, "gpupool_edge_agents_refused_total")):
+        if refused := int(_value(after, REFUSED) - _value(before, REFUSED)):
             errors["edge: connections ended with a reason"] += refused
         errors += self._in_logs()
         for what, times in errors.items():
