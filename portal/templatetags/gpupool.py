@@ -64,6 +64,9 @@ STATES: dict[str, tuple[str, str, str]] = {
     "quarantined": ("Quarantined", "blocked", "failed"),
     "diagnosing": ("Diagnosing", "starting", "starting"),
     "out": ("Out of service", "cancelled", "failed"),
+    # a diagnostic
+    "wanted": ("Waits for the host", "pending", "queued"),
+    "passed": ("Passed", "ended", "running"),
     # money
     "open": ("Open", "queued", "queued"),
     "closed": ("Closed", "ended", "ended"),
