@@ -330,7 +330,7 @@ class Agent:
         self.poll_seconds = min(60.0, max(0.2, desired.poll_seconds))
         self._desired = desired
         self._lease_seconds = max(1.0, desired.lease_seconds)
-        self._lease_until = spoke_at + self._lease_seconds
+        self._lease_until = max(self._lease_until, spoke_at + self._lease_seconds)  # an old frame takes nothing back
         named = {wanted.run for wanted in desired.runs}
         self.runs.renew(named, self._lease_until)
         now = boottime()

@@ -1,4 +1,4 @@
-"""Virtual time, and a network that loses, doubles, delays and reorders what it carries."""
+"""Virtual time, and a network that loses, doubles, delays, reorders and replays what it carries."""
 
 from __future__ import annotations
 
@@ -52,12 +52,15 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Shares of frames that never arrive, arrive twice, or arrive late by up to ``latest`` seconds."""
+    """Shares of frames that never arrive, arrive twice, or late by up to ``latest`` seconds, or once more long after, up to
+    ``replayed_after`` seconds."""
 
     lost: float = 0.06
     doubled: float = 0.06
     late: float = 0.1
     latest: float = 8.0
+    replayed: float = 0.06
+    replayed_after: float = 25.0
 
 
 class Network:
@@ -72,8 +75,11 @@ class Network:
         """Bring a frame to or from ``host``: once, twice, or never."""
         if host in self.cut:
             return
-        for _ in range(self._copies()):
-            self.timeline.after(self._delay(), lambda: None if host in self.cut else deliver())
+        delays = [self._delay() for _ in range(self._copies())]
+        if not self.calm and self.dice.random() < self.weather.replayed:
+            delays.append(self.dice.uniform(self.weather.latest, self.weather.replayed_after))
+        for delay in delays:
+            self.timeline.after(delay, lambda: None if host in self.cut else deliver())
 
     def _copies(self) -> int:
         chance = self.dice.random()
