@@ -19,7 +19,7 @@ from scheduler.core.model import Plan, Priority, Snapshot
 from scheduler.core.planner import plan
 from scheduler.core.verify import violations
 from scheduler.models import Host, Reservation, Workload
-from scheduler.states import WorkloadState
+from scheduler.states import PROMISED, WorkloadState
 
 if TYPE_CHECKING:
     from benchmarks.virtual.world import World
@@ -269,7 +269,7 @@ class Site:
 
     def give_everything_back(self) -> None:
         """All is cancelled, every host is open."""
-        for reservation in Reservation.objects.filter(state__in=snapshot.PROMISED).order_by("pk"):
+        for reservation in Reservation.objects.filter(state__in=PROMISED).order_by("pk"):
             services.cancel_reservation(reservation, now=self.now())
         for workload in Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"):
             services.cancel_workload(workload, now=self.now())
