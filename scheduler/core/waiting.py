@@ -26,7 +26,7 @@ from scheduler.core.timeline import Promises, fits_empty, lead_seconds, numbers
 
 # So many of the first that don't fit get particular units set aside, of each kind: two while little waits, else one.
 PLACES_HELD = 2
-LITTLE = 24 * 3600  # seconds: the pool could be through with all that waits within that time
+LITTLE = 72 * 3600  # seconds: the pool could be through with all that waits within that time
 FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
 BLOCKERS_NAMED = 20
 

@@ -103,7 +103,7 @@ def in_use_until(ends: dict[int, int]) -> tuple[Running, ...]:
     )
 
 
-@pytest.mark.parametrize(("hours", "places"), [(1, 2), (40, 1)])
+@pytest.mark.parametrize(("hours", "places"), [(1, 2), (120, 1)])
 def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_does(hours: int, places: int) -> None:
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
     seconds = hours * 60 * MINUTE
@@ -136,7 +136,7 @@ def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it() -> N
         quotas=(*snapshot.quotas, Quota(1, 1, "A100", 0), Quota(2, 1, "A100", 0)),
         queued=tuple(
             Queued(
-                n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 2400 * MINUTE, 2400 * MINUTE, preemptible=True
+                n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 7200 * MINUTE, 7200 * MINUTE, preemptible=True
             )
             for n, model in enumerate(("H100", "H100", "H100", "A100"), 1)
         ),
