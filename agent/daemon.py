@@ -115,6 +115,7 @@ class Agent:
         self._proofs: list[Proof] = []  # made and not yet said
         self._proving: asyncio.Task[None] | None = None
         self._desired: Desired | None = None
+        self._spoke_at = 0.0
         self._lease_until = 0.0
         self._lease_seconds = 30.0
         self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
@@ -330,7 +331,8 @@ class Agent:
         self.poll_seconds = min(60.0, max(0.2, desired.poll_seconds))
         self._desired = desired
         self._lease_seconds = max(1.0, desired.lease_seconds)
-        self._lease_until = max(self._lease_until, spoke_at + self._lease_seconds)  # an old frame takes nothing back
+        self._spoke_at = max(self._spoke_at, spoke_at)  # an old frame takes nothing back
+        self._lease_until = self._spoke_at + self._lease_seconds
         named = {wanted.run for wanted in desired.runs}
         self.runs.renew(named, self._lease_until)
         now = boottime()

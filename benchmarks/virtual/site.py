@@ -211,7 +211,7 @@ class Site:
         self.jobs += 1
         words = f"job {self.jobs}"
         self.world.habits[words] = Habits(
-            runs=dice.choice((2.0, 8.0, 20.0, 60.0)),
+            runs=dice.choice((2.0, 8.0, 20.0, 60.0, 600.0)),
             exit_code=dice.choice((0, 0, 0, 1)),
             saves_after=dice.choice((0.5, 2.0, None)),
             leaves_after=dice.choice((0.2, 2.0, None)),
@@ -220,7 +220,7 @@ class Site:
         columns: dict[str, Any] = {
             "units": dice.choice((1, 1, 2, 4)), "hosts": hosts, "preemptible": dice.random() < 0.7,
             "priority": dice.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)), "most_retries": dice.choice((0, 1)),
-            "max_runtime_seconds": dice.choice((30, 60, 120)),
+            "max_runtime_seconds": dice.choice((30, 60, 600)),
         }  # fmt: skip
         whose = dice.randrange(len(self.world.projects))
         workload = self.commit(

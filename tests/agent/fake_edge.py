@@ -59,6 +59,7 @@ class FakeEdge:
     renewals: list[RenewRequest] = field(default_factory=list)
     joins: list[JoinRequest] = field(default_factory=list)
     credentials: set[str] = field(default_factory=set)
+    keys_count: bool = True  # False: it has forgotten the hosts' keys as well
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
     strangers_at_the_line: int = 0  # agents whose credential is not known, turned away
@@ -184,7 +185,7 @@ class FakeEdge:
         self.renewals.append(asked)
         if not asked.challenge:
             return web.json_response(dataclasses.asdict(RenewAnswer(challenge="sign me")))
-        if not asked.signature:
+        if not asked.signature or not self.keys_count:
             return web.json_response({"reason": "signature: missing"}, status=403)
         credential = f"renewed-{len(self.renewals)}"
         self.credentials.add(credential)

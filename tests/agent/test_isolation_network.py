@@ -81,7 +81,7 @@ class Outside:
 @pytest.fixture
 def outside() -> Iterator[Outside]:
     """Servers on METADATA:80 and ANYBODY:80 beyond the machine."""
-    found = Outside(f"gpupool-out-{os.getpid()}")
+    found = Outside(f"outside-{os.getpid()}")
     near, far = f"gpo{os.getpid() % 100000}a", f"gpo{os.getpid() % 100000}b"
     before = seen_now()
     forwards = Path("/proc/sys/net/ipv4/ip_forward").read_text()

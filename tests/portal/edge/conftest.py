@@ -154,12 +154,11 @@ class SmallAgent:
         self.tasks += [asyncio.create_task(self._stream()) for _ in range(count)]
 
     async def _stream(self) -> None:
-        url = self.place.url + protocol.STREAM_PATH
-        async with self.place.session.ws_connect(url, headers=self.headers) as edge:
+        async with await self._dialled() as edge:
             message = await edge.receive()
+            self.offer_streams(1)  # as real agents do: as many as before, also when the edge did not want this one
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
-            self.offer_streams(1)
             opened = protocol.decode(message.data, protocol.FRAMES_DOWN)
             reader, writer = await asyncio.open_unix_connection(self.doors[opened.run])
             down = asyncio.create_task(_pour(reader, edge))
@@ -169,6 +168,18 @@ class SmallAgent:
                     await writer.drain()
             writer.close()
             down.cancel()
+
+    async def _dialled(self) -> aiohttp.ClientWebSocketResponse:
+        """A connection for bytes, however often the edge asks to come back."""
+        while True:
+            try:
+                return await self.place.session.ws_connect(
+                    self.place.url + protocol.STREAM_PATH, headers=self.headers
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status != 503:
+                    raise
+                await asyncio.sleep(0.2)
 
     async def close(self) -> None:
         for task in self.tasks:
