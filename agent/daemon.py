@@ -429,8 +429,8 @@ class Agent:
         if await self.runs.start(wanted, self._lease_until):
             with _disk_trouble_survived("what was on the GPUs before"):
                 self._clean.begins(self.runs.wholly(wanted), rows, found)
-        if is_new:
-            self._home_is_new.set()
+            if is_new:  # one that only waits has no home yet: measured again and again, it would be news each time
+                self._home_is_new.set()
 
     # what happens here
 

@@ -73,7 +73,7 @@ async def test_each_start_says_which_one_the_server_knew_before_it(
     agent = await make_agent()
     first = edge.observed[-1]
     assert first.starts_before == []
-    await edge.until(lambda: edge.observed[-1].starts_before == [first.start], 5)
+    await edge.until(lambda: edge.observed[-1].starts_before == [first.start])
     await agent.kill()
     shutil.copytree(agent.state, tmp_path / "copy")
     await agent.start()

@@ -169,8 +169,9 @@ def abstract_socket(name: str) -> Iterator[None]:
 async def test_services_without_a_file_are_not_reached(
     edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
 ) -> None:
-    program = "import socket; socket.socket(socket.AF_UNIX).connect('\\\\0gpupool-host-service')"
-    with abstract_socket("gpupool-host-service"):
+    name = f"gpupool-host-service-{os.getpid()}"
+    program = f"import socket; socket.socket(socket.AF_UNIX).connect('\\\\0{name}')"
+    with abstract_socket(name):
         assert subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode == 0
         assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
 

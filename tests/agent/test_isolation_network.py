@@ -3,7 +3,6 @@ like any other's, and the machine's own routes lead there, as they would in a cl
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -240,6 +239,11 @@ async def test_in_the_hosts_network_the_members_of_a_team_reach_each_other(
         assert len(reached(await output(edge, tries, **OF_BLUE))) == 2
 
 
+def rules() -> str:
+    """The packet filter's rules as they are now."""
+    return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+
+
 @needs_tools
 async def test_what_begins_to_listen_later_is_closed_within_a_moment(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
@@ -248,7 +252,7 @@ async def test_what_begins_to_listen_later_is_closed_within_a_moment(
     await edge.want(job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE))
     await edge.until_state("run-1", "running")
     with listening("127.0.0.1") as late:
-        await asyncio.sleep(2.5)
+        await edge.until(lambda: str(late) in rules())
         (agent.state / "homes" / "ada" / "go").write_text(f"127.0.0.1:{late}")
         (agent.state / "homes" / "ada" / "go").chmod(0o644)
         await edge.until(lambda: edge.log("run-1").endswith("end\n"))
