@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent import processes
 from agent.tenants import Range
 
 log = logging.getLogger("agent.network")
@@ -58,6 +59,7 @@ class Network:
     key: str  # of this agent's table and interfaces
     notes: list[str] = field(default_factory=list)
     closes_ports: bool = False  # whether what listens on the host is closed to the users of teams
+    _rules: str = ""  # of its table, without what is closed now
     _users: set[int] = field(default_factory=set)
     _closed: set[Listener] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -79,14 +81,19 @@ class Network:
                 log.warning("the network of a run could not be removed: %s", problem)
 
     def admit(self, user: int | None) -> None:
-        """Close to this team's user what others listen on, before its first process starts."""
+        """Close to this team's user what others listen on, before its first process starts. Raises NoNetwork."""
         if user is None or not self.closes_ports:
             return
         self._users.add(user)
-        self.close_ports()
+        problem = self.close_ports()
+        if problem:
+            raise NoNetwork(0, f"ports of the host could not be closed to it: {problem}")
 
-    def close_ports(self) -> None:
-        """Make the closed ports those that somebody else listens on now. What begins to listen later is closed within a second."""
+    def close_ports(self) -> str:
+        """Make the closed ports those that somebody else listens on now; why that did not work, or ''.
+
+        What begins to listen later is closed within a second.
+        """
         with self._changing:
             closed = closed_ports(self._users, list(listeners()))
             commands = [
@@ -95,25 +102,57 @@ class Network:
                 for each in sorted(which)
             ]
             if not commands:
-                return
-            problem = _ask("nft", "-f", "-", given="\n".join(commands) + "\n")
-            if problem:
-                log.error("ports of the host could not be closed to workloads: %s", problem)
-            else:
+                return ""
+            if not _ask("nft", "-f", "-", given="\n".join(commands) + "\n"):
                 self._closed = closed
+                return ""
+            return self._install(closed)  # what is closed now is no longer known, so all of it is said anew
 
     def watch(self) -> None:
-        """Keep the closed ports up to date from now on."""
-        if self.closes_ports:
-            threading.Thread(target=self._watch, daemon=True, name="ports").start()
+        """Keep the rules there, and the closed ports up to date, from now on."""
+        if self._rules:
+            threading.Thread(target=self._watch, daemon=True, name="network").start()
 
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_SECONDS)
             try:
-                self.close_ports()
-            except OSError as error:
-                log.error("ports of the host could not be looked at: %s", error)
+                problem = self._restore() or (self.close_ports() if self.closes_ports else "")
+            except (OSError, subprocess.TimeoutExpired) as error:
+                problem = str(error)
+            if problem:
+                log.error("what workloads may not reach could not be closed to them: %s", problem)
+
+    def _restore(self) -> str:
+        """Set the rules again if somebody took them away, as a packet filter does that loads its own and flushes all others."""
+        if f"table inet {self._table}" in _ask_output("nft", "list", "tables").splitlines():
+            return ""
+        with self._changing:
+            problem = self._install(closed_ports(self._users, list(listeners())) if self.closes_ports else set())
+        if not problem:
+            log.warning("somebody took away the rules of the workloads' network; they are set again")
+        return problem
+
+    def install(self, rules: str, users: Iterable[int] = ()) -> str:
+        """Begin with these rules, in place of what an agent before this one left; why that did not work, or ''.
+
+        ``users`` are those whose workloads run already: to them the ports stay closed.
+        """
+        self._rules, self._users = rules, set(users)
+        problem = self._install(closed_ports(self._users, list(listeners())))
+        if problem:
+            self._rules = ""
+        return problem
+
+    def _install(self, closed: set[Listener]) -> str:
+        """Replace the table as a whole, so that there is no moment without it; why that did not work, or ''."""
+        table = f"inet {self._table}"
+        elements = [f"add element {table} {_set_of(each)} {{ {_element(each)} }}" for each in sorted(closed)]
+        text = [f"table {table}", f"delete table {table}", f"table {table} {{\n{self._rules}\n}}", *elements]
+        problem = _ask("nft", "-f", "-", given="\n".join(text) + "\n")
+        if not problem:
+            self._closed = closed
+        return problem
 
     @property
     def _table(self) -> str:
@@ -149,17 +188,22 @@ class Network:
                 raise NoNetwork(0, f"no network for the run: {problem}")
 
 
+def key_of(folder: Path) -> str:
+    """What tells the tables and interfaces of the agent with this state folder from those of others on the host."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
+
+
 def open_network(wanted: str, folder: Path, numbers: Range | None) -> Network:
     """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it.
 
     Raises RuntimeError when ``internet`` is wanted and can't be had: falling back would open or close what nobody asked for.
     """
-    network = Network(wanted, hashlib.sha256(str(folder).encode()).hexdigest()[:4])
+    network = Network(wanted, key_of(folder))
     if wanted == "private":
         return network
     lacking = _lacking()
     if wanted == "internet":
-        problem = lacking or _install(network, _internet_rules(network)) or _forward()
+        problem = lacking or network.install(_internet_rules(network)) or _forward()
         if problem:
             raise RuntimeError(f"--network: internet needs root, ip and nft, and does not work here: {problem}")
         network.notes.append(
@@ -169,7 +213,9 @@ def open_network(wanted: str, folder: Path, numbers: Range | None) -> Network:
         return network
     reach = "Workloads use the host's network, as this agent was started: they reach the internet, and other hosts reach them"
     problem = lacking or (
-        "there is no user id per team" if numbers is None else _install(network, _host_rules(numbers))
+        "there is no user id per team"
+        if numbers is None
+        else network.install(_host_rules(numbers), filter(numbers.__contains__, processes.users()))
     )
     if problem:
         network.notes.append(
@@ -189,12 +235,6 @@ def _lacking() -> str:
         return "the agent is not root"
     missing = [name for name in ("ip", "nft") if shutil.which(name, path=_path()) is None]
     return f"{' and '.join(missing)} not installed" if missing else ""
-
-
-def _install(network: Network, rules: str) -> str:
-    """Replace this agent's table; why it did not work, or ''."""
-    table = f"inet gpupool_{network.key}"
-    return _ask("nft", "-f", "-", given=f"table {table}\ndelete table {table}\ntable {table} {{\n{rules}\n}}\n")
 
 
 def _internet_rules(network: Network) -> str:

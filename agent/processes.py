@@ -38,6 +38,18 @@ def scan() -> dict[int, Process]:
     return {process.pid: process for process in found if process is not None}
 
 
+def users() -> set[int]:
+    """The numbers of the users that have a process here."""
+    found = set()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = Path(f"/proc/{entry}/status").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found.add(int(status.split("\nUid:", 1)[1].split()[0]))
+    return found
+
+
 def below(everything: dict[int, Process], root: int) -> list[Process]:
     """The processes below ``root``, without it."""
     children: dict[int, list[Process]] = {}

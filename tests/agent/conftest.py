@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 
 from agent import processes
 from agent.cgroups import Cgroups
+from agent.network import SPACES, key_of
 from agent.protocol import RunWanted
 from agent.state import read_json
 from tests.agent.fake_edge import TOKEN, FakeEdge
@@ -87,6 +89,17 @@ class AgentProcess:
             about = read_json(folder / "run.json") or {}
             if "mark" in about:
                 Cgroups().remove(about["mark"])
+                space = f"gpupool-{about['mark']}"
+                if (SPACES / space).exists():
+                    subprocess.run(["ip", "netns", "delete", space], check=True)
+        if "--network" in self.more and os.geteuid() == 0:
+            forget_network(self.state)
+
+
+def forget_network(state: Path) -> None:
+    """Take away the rules that an agent with this state leaves when it is killed: its workloads would still need them."""
+    words = ["nft", "delete", "table", "inet", f"gpupool_{key_of(state)}"]
+    subprocess.run(words, capture_output=True, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
 
 
 MakeAgent = Callable[..., Awaitable[AgentProcess]]

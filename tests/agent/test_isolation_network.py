@@ -3,6 +3,7 @@ like any other's, and the machine's own routes lead there, as they would in a cl
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -10,15 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from agent.network import Network, closed_ports, listeners, open_network
+from agent.network import Network, NoNetwork, closed_ports, key_of, listeners, open_network
+from agent.state import read_json
 from agent.tenants import Range
-from tests.agent.conftest import MakeAgent, job
+from tests.agent.conftest import AgentProcess, MakeAgent, forget_network, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
 from tests.agent.test_isolation_users import OF_BLUE, OF_RED
@@ -33,10 +35,10 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.xdist_group("network")]
 
 SERVE = """
 import socket, sys, threading
-def serve(address):
-    with socket.create_server((address, 80)) as server:
-        while True: server.accept()[0].sendall(b"reached " + address.encode())
-for address in sys.argv[1:]: threading.Thread(target=serve, args=(address,)).start()
+def serve(server, address):
+    while True: server.accept()[0].sendall(b"reached " + address.encode())
+servers = [(socket.create_server((address, 80)), address) for address in sys.argv[1:]]
+for each in servers: threading.Thread(target=serve, args=each).start()
 print("ready", flush=True)
 """
 TRY = """
@@ -82,7 +84,6 @@ def outside() -> Iterator[Outside]:
     """Servers on METADATA:80 and ANYBODY:80 beyond the machine."""
     found = Outside(f"outside-{os.getpid()}")
     near, far = f"gpo{os.getpid() % 100000}a", f"gpo{os.getpid() % 100000}b"
-    before = seen_now()
     forwards = Path("/proc/sys/net/ipv4/ip_forward").read_text()
     ip("netns", "add", found.name)
     server = None
@@ -109,26 +110,12 @@ def outside() -> Iterator[Outside]:
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("link", "delete", near)
         ip("netns", "delete", found.name)
-        clear(seen_now() - before)
         Path("/proc/sys/net/ipv4/ip_forward").write_text(forwards)
 
 
-def seen_now() -> set[tuple[str, str]]:
-    """Name spaces and tables of agents."""
-    tables = subprocess.run(
-        ["nft", "list", "tables"], capture_output=True, text=True, env={"PATH": PATH}
-    ).stdout.split()
-    spaces = os.listdir("/run/netns") if Path("/run/netns").exists() else []
-    return {("table", each) for each in tables if each.startswith("gpupool_")} | {
-        ("space", each) for each in spaces if each.startswith("gpupool-")
-    }
-
-
-def clear(left: set[tuple[str, str]]) -> None:
-    """Take away what an agent that was killed leaves: its workloads would still need it."""
-    for kind, name in left:
-        words = ["nft", "delete", "table", "inet", name] if kind == "table" else ["ip", "netns", "delete", name]
-        subprocess.run(words, capture_output=True, env={"PATH": PATH})
+def table_of(agent: AgentProcess) -> str:
+    """The name of the agent's table of rules."""
+    return f"gpupool_{key_of(agent.state)}"
 
 
 @contextlib.contextmanager
@@ -178,7 +165,7 @@ async def test_in_a_network_of_its_own_nothing_is_reached(
 async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
-    await make_agent("--network", "internet", launcher="bubblewrap")
+    agent = await make_agent("--network", "internet", launcher="bubblewrap")
     with listening("0.0.0.0") as port:
         route = 'bytes.fromhex(open("/proc/net/route").read().split()[13])[::-1]'
         gateway = f"$(python3 -S -c 'import socket; print(socket.inet_ntoa({route}))')"
@@ -187,8 +174,8 @@ async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
     assert reached(found) == {f"{ANYBODY}:80"}
     assert "closed 10.213." in found
     assert edge.observed[-1].inventory.network == "internet"
-    marks = [name for name in os.listdir("/run/netns") if name.startswith("gpupool-") and "out" not in name]
-    assert not marks, "the network of an ended run is gone"
+    mark = (read_json(agent.state / "runs" / "run-1" / "run.json") or {})["mark"]
+    assert not Path(f"/run/netns/gpupool-{mark}").exists(), "the network of an ended run is gone"
 
 
 @needs_tools
@@ -239,9 +226,34 @@ async def test_in_the_hosts_network_the_members_of_a_team_reach_each_other(
         assert len(reached(await output(edge, tries, **OF_BLUE))) == 2
 
 
-def rules() -> str:
-    """The packet filter's rules as they are now."""
-    return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+def rules(agent: AgentProcess) -> str:
+    """The rules of the agent's table as they are now; '' where it has none."""
+    words = ["nft", "list", "table", "inet", table_of(agent)]
+    return subprocess.run(words, capture_output=True, text=True, env={"PATH": PATH}).stdout
+
+
+async def rule_comes(agent: AgentProcess, port: int) -> float:
+    """Wait for the rule that closes the port; the seconds it took."""
+    begin = time.monotonic()
+    while str(port) not in rules(agent):
+        assert time.monotonic() - begin < 15
+        await asyncio.sleep(0.05)
+    return time.monotonic() - begin
+
+
+async def waits_for_an_address(edge: FakeEdge, agent: AgentProcess) -> Callable[[str], Awaitable[str]]:
+    """A run of team blue that tries the address it is given; gives how to give it one: 'reached' or 'closed' comes back."""
+    await edge.want(job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE))
+    await edge.until_state("run-1", "running")
+
+    async def tries(address: str) -> str:
+        (agent.state / "homes" / "ada" / "go.tmp").write_text(address)
+        (agent.state / "homes" / "ada" / "go.tmp").chmod(0o644)
+        (agent.state / "homes" / "ada" / "go.tmp").rename(agent.state / "homes" / "ada" / "go")
+        await edge.until(lambda: edge.log("run-1").endswith("end\n"))
+        return edge.log("run-1").split()[0]
+
+    return tries
 
 
 @needs_tools
@@ -249,14 +261,62 @@ async def test_what_begins_to_listen_later_is_closed_within_a_moment(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     agent = await make_agent("--network", "host", launcher="bubblewrap")
-    await edge.want(job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE))
-    await edge.until_state("run-1", "running")
+    tries = await waits_for_an_address(edge, agent)
     with listening("127.0.0.1") as late:
-        await edge.until(lambda: str(late) in rules())
-        (agent.state / "homes" / "ada" / "go").write_text(f"127.0.0.1:{late}")
-        (agent.state / "homes" / "ada" / "go").chmod(0o644)
-        await edge.until(lambda: edge.log("run-1").endswith("end\n"))
-    assert "closed" in edge.log("run-1")
+        assert await rule_comes(agent, late) < 5, "a second, and what a busy machine takes"
+        assert await tries(f"127.0.0.1:{late}") == "closed"
+
+
+@needs_tools
+async def test_rules_that_somebody_takes_away_come_back(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    """``systemctl reload nftables`` does so."""
+    agent = await make_agent("--network", "host", launcher="bubblewrap")
+    tries = await waits_for_an_address(edge, agent)
+    with listening("127.0.0.1") as port:
+        await rule_comes(agent, port)
+        subprocess.run(["nft", "delete", "table", "inet", table_of(agent)], check=True, env={"PATH": PATH})
+        assert str(port) not in rules(agent)
+        assert await rule_comes(agent, port) < 5
+        assert await tries(f"127.0.0.1:{port}") == "closed"
+
+
+@needs_tools
+async def test_rules_come_back_too_for_workloads_with_a_network_of_their_own(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    agent = await make_agent("--network", "internet", launcher="bubblewrap")
+    subprocess.run(["nft", "delete", "table", "inet", table_of(agent)], check=True, env={"PATH": PATH})
+    assert await rule_comes(agent, 127) < 5, "of 127.0.0.0/8, which they do not reach"
+    assert reached(await output(edge, TRY.format(f"{ANYBODY}:80 {METADATA}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
+
+
+@needs_tools
+async def test_ports_stay_closed_to_a_workload_while_its_agent_starts_again(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
+) -> None:
+    agent = await make_agent("--network", "host", launcher="bubblewrap")
+    tries = await waits_for_an_address(edge, agent)
+    with listening("127.0.0.1") as port:
+        await rule_comes(agent, port)
+        await agent.kill()
+        await agent.start()
+        assert str(port) in rules(agent)
+        assert await tries(f"127.0.0.1:{port}") == "closed"
+
+
+@needs_tools
+def test_nothing_starts_whose_ports_can_not_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = open_network("host", tmp_path, Range())
+    try:
+        with listening("127.0.0.1"):
+            monkeypatch.setattr("agent.network._path", lambda: str(tmp_path))
+            with pytest.raises(NoNetwork, match="could not be closed to it"):
+                network.admit(70_001)
+    finally:
+        monkeypatch.undo()
+        forget_network(tmp_path)
 
 
 @needs_tools
