@@ -99,10 +99,9 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASE_SESSION = "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC"
 DATABASES = {
     "default": {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "config.postgres",  # Django's own, whose pool is back at once when the database is
         **ENVIRONMENT.database,
         "CONN_MAX_AGE": 0,
-        "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
             "options": DATABASE_SESSION,
             "connect_timeout": 5,

@@ -1,0 +1,34 @@
+"""The backend as Django looks for it: ``ENGINE = "config.postgres"``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.postgresql import base
+
+from config.postgres.pool import QuickPool
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    """Django's own, on our pool. Options of ``OPTIONS["pool"]`` are those of psycopg's pool."""
+
+    _connection_pools: dict[str, QuickPool]  # of the process, by alias; Django's own
+    _configure_connection: Callable[[psycopg.Connection[Any]], None]
+
+    @property
+    def pool(self) -> QuickPool | None:
+        """This process's pool for this database; none for the connection that names no database."""
+        options: dict[str, Any] | None = self.settings_dict["OPTIONS"].get("pool")
+        if self.alias == NO_DB_ALIAS or not options:
+            return None
+        pools: dict[str, QuickPool] = self._connection_pools
+        if self.alias not in pools:
+            kwargs = {**self.get_connection_params(), "autocommit": True}
+            # Two threads may each make one: the first counts, and neither is open yet.
+            pools.setdefault(
+                self.alias, QuickPool(kwargs=kwargs, open=False, configure=self._configure_connection, **options)
+            )
+        return pools[self.alias]
