@@ -6,8 +6,9 @@ host, each ``Desired`` everything that should be so, so a lost, doubled, late or
 
 Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 Workspace bytes go over further connections that the agent dials to ``/agent/v1/stream`` when ``Desired.streams`` asks for
-them: the edge sends one ``StreamOpen`` text frame that names the run, then both sides pass binary frames to and from
-the run's unix socket until either closes.
+them, with ``Desired.stream_key`` in the header ``X-Gpupool-Stream-Key``, which shows that they come from the process at the
+other end of the sync connection: the edge sends one ``StreamOpen`` text frame that names the run, then both sides pass binary
+frames to and from the run's unix socket until either closes.
 
 Plain Python, no third-party import: the server imports this module, and the agent installs without the server.
 Every ``from_json`` raises ProtocolError that names the field, the value and what is allowed.
@@ -27,6 +28,7 @@ from typing import Any
 VERSION = 1
 SYNC_PATH = "/agent/v1/sync"
 STREAM_PATH = "/agent/v1/stream"
+STREAM_KEY_HEADER = "X-Gpupool-Stream-Key"
 JOIN_PATH = "/agent/v1/join"
 RENEW_PATH = "/agent/v1/renew"
 LONGEST_TEXT = 10_000
@@ -59,6 +61,18 @@ class UnitSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class MigProfileSeen:
+    """A MIG instance that a GPU can be split into, as its driver offers it."""
+
+    name: str  # "1g.10gb"
+    slices: int  # of the GPU's 7 compute slices
+    memory_mib: int
+    most: int  # how many of it fit on an empty GPU
+    size: int = 0  # memory slices that it takes; 0: not told
+    starts: list[int] = field(default_factory=list)  # memory slices at which it may begin; empty: not told
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSeen:
     index: int
     uuid: str
@@ -72,6 +86,7 @@ class GpuSeen:
     links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/nvml.py
     pcie: str = ""  # "gen 5 x16, of gen 5 x16"
     nvlinks: int | None = None  # links that are up
+    mig_profiles: list[MigProfileSeen] = field(default_factory=list)  # empty: it can't be split, or an agent that does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,7 @@ class Inventory:
     cgroups: str = ""  # v1, v2, hybrid or none
     network: str = ""  # of workloads: private, internet or host
     address: str = ""  # where workloads of other hosts reach those of this one; empty: nowhere, or not known
+    diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics on this host
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +187,20 @@ class CheckSeen:
 class DiagnosticSeen:
     diagnostic: str  # DiagnosticWanted.diagnostic
     state: str  # wanted (it waits for the GPU), running, passed, failed, stopped
-    tool: str = ""  # dcgm, own or simulated
+    tool: str = ""  # dcgm, own, simulated, or a name of Inventory.diagnostics
     checks: list[CheckSeen] = field(default_factory=list)
     detail: str = ""
     started_at: float | None = None
     ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeometrySeen:
+    """How far a change of a GPU's geometry is."""
+
+    change: str  # GeometryWanted.change
+    state: str  # wanted (it waits for the GPU), changing, done, failed (it is as it was), unsure (nobody can say how it is)
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +218,8 @@ class Observed:
     starts_before: list[str] = field(default_factory=list)  # the last one that the server knows of, and those since
     strays: list[StraySeen] | None = None  # said when they change; None: as before
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
+    geometries: list[GeometrySeen] = field(default_factory=list)
+    binds_streams: bool = False  # it shows Desired.stream_key with each stream: one without it is not this agent's
     kind: str = "observed"
 
 
@@ -249,8 +276,24 @@ class DiagnosticWanted:
 
     diagnostic: str
     gpu: str  # uuid
-    tool: str = "auto"  # auto, own, dcgm
+    tool: str = "auto"  # auto, own, dcgm, or a name of Inventory.diagnostics
     deadline_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryPart:
+    profile: str  # MigProfileSeen.name
+    start: int | None = None  # memory slice at which it begins; None: where the driver puts it
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryWanted:
+    """A GPU that nobody holds, to be split like this. No parts: one whole GPU, MIG off."""
+
+    change: str
+    gpu: str  # uuid
+    parts: list[GeometryPart] = field(default_factory=list)
+    deadline_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +310,11 @@ class Desired:
     credential_expires_at: float | None = None
     poll_seconds: float = 5.0
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
+    geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
     challenge: str = ""  # sign this and say so in a Proof: the credential is old
     answers: int = 0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
+    stream_key: str = ""  # of this connection: what its agent shows with the streams that it dials; "": nothing is asked for
     kind: str = "desired"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent / "protocol"
 PLAIN = {"str": str, "int": int, "float": float, "bool": bool}
 BODIES = ("JoinRequest", "JoinAnswer", "RenewRequest", "RenewAnswer")
-PATHS = ("SYNC_PATH", "STREAM_PATH", "JOIN_PATH", "RENEW_PATH")
+PATHS = ("SYNC_PATH", "STREAM_PATH", "JOIN_PATH", "RENEW_PATH", "STREAM_KEY_HEADER")
 
 Table = dict[str, dict[str, dict[str, Any]]]
 
