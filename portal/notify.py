@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from portal import wording
 from portal.models import (
@@ -27,7 +27,7 @@ from portal.models import (
     ToldStart,
     User,
 )
-from portal.selectors import moves, stops
+from portal.selectors import arrays, moves, stops
 from scheduler import nudge
 from scheduler.core.reasons import Code
 from scheduler.models import (
@@ -71,19 +71,17 @@ def tell(now: datetime) -> int:
     """Write the notices of every fact since the last look; how many notices are new."""
     with transaction.atomic():
         since = _since(now)
-        facts = [fact for source in SOURCES for fact in source(since, now)]
-        rows = [
-            Notification(
-                user_id=user, kind=fact.kind, numbers=fact.numbers, workload_id=fact.workload,
-                reservation_id=fact.reservation, submission_id=fact.submission, source=fact.source, at=now,
-            )
-            for fact in facts
-            for user in dict.fromkeys(fact.users)
-        ]  # fmt: skip
-        known = set(
-            Notification.objects.filter(source__in={row.source for row in rows}).values_list("user_id", "source")
-        )
-        fresh = [row for row in rows if (row.user_id, row.source) not in known]
+        rows: dict[tuple[int, str], Notification] = {}
+        for fact in (fact for source in SOURCES for fact in source(since, now)):
+            for user in fact.users:
+                told = Notification(
+                    user_id=user, kind=fact.kind, numbers=fact.numbers, workload_id=fact.workload,
+                    reservation_id=fact.reservation, submission_id=fact.submission, source=fact.source, at=now,
+                )  # fmt: skip
+                rows.setdefault((user, fact.source), told)
+        sources = {source for _, source in rows}
+        known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
+        fresh = [row for key, row in rows.items() if key not in known]
         Notification.objects.bulk_create(fresh, ignore_conflicts=True)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
         nudge.pages(*(topic(user) for user in sorted({row.user_id for row in fresh})))
@@ -111,7 +109,9 @@ def _since(now: datetime) -> datetime:
 
 
 def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
-    runs = Run.objects.filter(running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False)
+    runs = Run.objects.filter(
+        running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False, workload__array=None
+    )
     for run in runs.select_related("workload", "host"):
         yield Fact(
             "started" if run.attempt <= 1 else "resumed",
@@ -124,7 +124,9 @@ def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
 
 def _ends(since: datetime, now: datetime) -> Iterator[Fact]:
     ended = list(
-        Workload.objects.filter(ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False)
+        Workload.objects.filter(
+            ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False, array=None
+        )
     )
     by_hand = stops.of_workloads(ended)
     for workload in ended:
@@ -136,14 +138,48 @@ def _ends(since: datetime, now: datetime) -> Iterator[Fact]:
         yield Fact("ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
 
 
+def _array_starts(since: datetime, now: datetime) -> Iterator[Fact]:
+    """One notice for a whole array, when the first of its tasks runs."""
+    for array, run in arrays.began_between(since, now):
+        numbers = {"name": array.name, "tasks": array.tasks_all, "host": run.host.name}
+        yield Fact("array_started", f"array started:{array.pk}", (array.owner_id,), numbers, workload=run.workload_id)
+
+
+def _array_ends(since: datetime, now: datetime) -> Iterator[Fact]:
+    """One notice when the last task has ended, with how many did how; before that one when a task fails, and again each time
+    twice as many have: at most eleven for a thousand."""
+    for array, task in arrays.ended_between(since, now):
+        numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
+        if array.failed:
+            numbers |= {**task.outcome_numbers, "task": task.name, "outcome": task.outcome}
+        owner = (array.owner_id,)
+        if array.waiting + array.running == 0:
+            numbers |= {"finished": array.finished, "cancelled": array.cancelled}
+            yield Fact("array_ended", f"array ended:{array.pk}", owner, numbers, workload=task.pk)
+        elif array.failed:
+            source = f"array failed:{array.pk}:{array.failed.bit_length()}"
+            yield Fact("array_fails", source, owner, numbers, workload=task.pk)
+
+
 def _evictions(since: datetime, now: datetime) -> Iterator[Fact]:
+    """Of a whole array once an hour: where one of its tasks makes room, others soon do."""
     decisions = Decision.objects.filter(
         kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
     )
-    for decision in decisions.select_related("workload"):
-        numbers = {**decision.numbers, "name": decision.workload.name, "code": decision.code}
-        owner = (decision.workload.owner_id,)
-        yield Fact("preemption_notice", f"evicted:{decision.pk}", owner, numbers, workload=decision.workload_id)
+    for decision in decisions.select_related("workload__array").order_by("pk"):
+        name, source = _gathered(decision.workload, f"evicted:{decision.pk}", decision.at)
+        numbers = {**decision.numbers, "name": name, "code": decision.code}
+        yield Fact("preemption_notice", source, (decision.workload.owner_id,), numbers, workload=decision.workload_id)
+
+
+def _gathered(workload: Workload, source: str, at: datetime) -> tuple[str, str]:
+    """The name and the source of what is told of a workload; of tasks of an array together, once an hour."""
+    if workload.array is None:
+        return workload.name, source
+    return (
+        f"{workload.array.name}, or a part of it,",
+        f"{source.partition(':')[0]}:array {workload.array_id}:{at:%Y%m%d%H}",
+    )
 
 
 def _idle_warnings(since: datetime, now: datetime) -> Iterator[Fact]:
@@ -160,6 +196,8 @@ def _idle_warnings(since: datetime, now: datetime) -> Iterator[Fact]:
 def _moved_starts(since: datetime, now: datetime) -> Iterator[Fact]:
     """A start that was told and moved by more than half an hour and a quarter of the wait. Keeps what was told last."""
     waiting = Workload.objects.filter(state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False)
+    # Of an array its first task speaks for all; that the others start later is what an array is.
+    waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
     untold = waiting.filter(told_start=None).only("pk", "expected_start")
     ToldStart.objects.bulk_create(
         [
@@ -171,12 +209,12 @@ def _moved_starts(since: datetime, now: datetime) -> Iterator[Fact]:
     )
     earlier = Q(told_start__expected_start__gt=F("expected_start") + MOVED_AT_LEAST)
     later = Q(told_start__expected_start__lt=F("expected_start") - MOVED_AT_LEAST)
-    for workload in waiting.filter(earlier | later).select_related("told_start"):
+    for workload in waiting.filter(earlier | later).select_related("told_start", "array"):
         told, expected = workload.told_start, workload.expected_start
         if expected is None or abs(expected - told.expected_start) < abs(told.expected_start - told.at) / 4:
             continue
         numbers = {
-            "name": workload.name,
+            "name": workload.array.name if workload.array else workload.name,
             "expected_start": expected.timestamp(),
             "before": told.expected_start.timestamp(),
         }
@@ -330,10 +368,11 @@ def _touched(
     """Work on the host that may still run when the window begins, and reservations bound to its GPUs in the window."""
     told = {**told, "start": start.timestamp()}
     running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
-    for workload in running.exclude(state=WorkloadState.ENDED):
+    for workload in running.exclude(state=WorkloadState.ENDED).select_related("array"):
         if (workload.started_at or start) + timedelta(seconds=workload.max_runtime_seconds) > start:
-            numbers = {**told, "name": workload.name, "moves": True}
-            yield Fact(kind, f"{source}:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
+            of = f"a{workload.array_id}" if workload.array else workload.pk
+            numbers = {**told, "name": workload.array.name if workload.array else workload.name, "moves": True}
+            yield Fact(kind, f"{source}:{of}", (workload.owner_id,), numbers, workload=workload.pk)
     bound = Reservation.objects.filter(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
     ).distinct()
@@ -349,14 +388,15 @@ def _moves(since: datetime, now: datetime) -> Iterator[Fact]:
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(Code.DRAINED, Code.GPU_ERROR), run__rank=0,
         created_at__gt=since, created_at__lte=now,
     )  # fmt: skip
-    commands = list(told.select_related("run__workload", "host").order_by("pk"))
+    commands = list(told.select_related("run__workload__array", "host").order_by("pk"))
     behind = moves.of_commands(commands)
     for command in commands:
         workload, move = command.run.workload, behind[command.run_id]
         # A notebook whose GPU failed has nothing to go on from.
         ends = command.code == Code.GPU_ERROR and workload.kind == WorkloadKind.NOTEBOOK
-        numbers = {**move.numbers, "name": workload.name, "host": command.host.name, "code": move.code, "ends": ends}
-        yield Fact("has_to_move", f"moves:{command.run_id}", (workload.owner_id,), numbers, workload=workload.pk)
+        name, source = _gathered(workload, f"moves:{command.run_id}", command.created_at)
+        numbers = {**move.numbers, "name": name, "host": command.host.name, "code": move.code, "ends": ends}
+        yield Fact("has_to_move", source, (workload.owner_id,), numbers, workload=workload.pk)
 
 
 def _budgets_reached(since: datetime, now: datetime) -> Iterator[Fact]:
@@ -376,6 +416,8 @@ def _budgets_reached(since: datetime, now: datetime) -> Iterator[Fact]:
 SOURCES = (
     _starts,
     _ends,
+    _array_starts,
+    _array_ends,
     _evictions,
     _idle_warnings,
     _moved_starts,

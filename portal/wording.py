@@ -655,6 +655,15 @@ def state_word(workload: Workload, by: str = "") -> tuple[str, str, str]:
     return WORKLOAD_STATES[workload.state]
 
 
+def array_state(array: Any) -> str:
+    """The word for a whole array, which came with its counts."""
+    if array.running or array.waiting:
+        return "Running" if array.running else "Waiting"
+    if array.failed:
+        return f"{array.failed} failed"
+    return "Finished" if array.finished else "Cancelled"
+
+
 def steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
     """The real steps to a running workload, in order.
 
@@ -695,10 +704,24 @@ HARDWARE_ACTIONS = {
     "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
 }
 
+# How tasks of an array end: the name of the number and its words.
+ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
+
 NOTICES: dict[str, Callable[[_Facts], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
     "resumed": lambda f: f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}.",
     "ended": lambda f: f"{f.plain('', 'name')} ended. {reason(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
+    "array_started": lambda f: (
+        f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs{f.plain(' on ', 'host')}."
+    ),
+    "array_fails": lambda f: (
+        f"{f.plain('', 'name')}: {f.plain('', 'failed')} of its {f.plain('', 'tasks')} tasks failed so far. {_last_task(f)}"
+    ),
+    "array_ended": lambda f: (
+        f"{f.plain('', 'name')} ended. Of its {f.plain('', 'tasks')} tasks "
+        + (_listed([f"{f.plain('', how)} {word}" for how, word in ARRAY_ENDS if f.get(how)]) or "none was left")
+        + f". {_last_task(f) if f.get('failed') else ''}"
+    ),
     "preemption_notice": lambda f: (
         f"{f.plain('', 'name')} has to make room. {reason(str(f.get('code') or ''), f.numbers, f.viewer)}"
     ),
@@ -765,6 +788,16 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
         f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
     ),
 }
+
+
+def _last_task(f: _Facts) -> str:
+    """The task of an array that failed last, and how."""
+    return f"The last, {f.plain('', 'task')}: {reason(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def gpu_list(numbers: Sequence[int]) -> str:

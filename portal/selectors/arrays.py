@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
-from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce
 
 from portal import policy
 from portal.models import User
+from portal.selectors import use
 from scheduler.core.reasons import Code
-from scheduler.models import JobArray, Workload
+from scheduler.models import Allocation, JobArray, Run, Workload
 from scheduler.states import WorkloadState
 
 WAITS = Q(tasks__state=WorkloadState.QUEUED)
@@ -21,8 +25,13 @@ CANCELLED = ENDED & Q(tasks__outcome__in=(Code.CANCELLED, Code.DEPENDENCY_NEVER_
 
 
 def with_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
-    """Adds ``tasks_all`` and, of these, ``waiting``, ``running`` (anything between), ``finished``, ``cancelled``, ``failed``."""
+    """Adds ``tasks_all`` and, of these, ``waiting``, ``running`` (anything between), ``finished``, ``cancelled``, ``failed``; and
+    when the first of them ``began`` and is ``expected`` to start, ``waits_since`` and when the last was ``over``."""
     return rows.annotate(
+        began=Min("tasks__started_at"),
+        over=Max("tasks__ended_at"),
+        expected=Min("tasks__expected_start", filter=WAITS),
+        waits_since=Min("tasks__queued_at", filter=WAITS),
         tasks_all=Count("tasks"),
         waiting=Count("tasks", filter=WAITS),
         running=Count("tasks", filter=~WAITS & ~ENDED),
@@ -51,10 +60,92 @@ def one_line_each(rows: QuerySet[Workload]) -> QuerySet[Workload]:
     return rows.filter(Q(array=None) | Q(pk__in=firsts))
 
 
-def counts_of(workloads: Iterable[Workload]) -> dict[int, Any]:
-    """The arrays, with their counts, that these workloads are tasks of. One query, or none."""
+def ended_in_one_line(rows: QuerySet[Workload]) -> QuerySet[Workload]:
+    """The same of tasks that have ended, without those of arrays of which another task has not."""
+    left = Workload.objects.filter(array=OuterRef("array")).exclude(state=WorkloadState.ENDED)
+    return one_line_each(rows.filter(~Exists(left)))
+
+
+@dataclass
+class Whole:
+    """An array as one thing. ``row`` came with its counts; ``held``: (model, profile, how many units) that its tasks hold now;
+    ``use``: mean of its tasks' last readings, a share of 1; ``cost`` of all tasks so far. None is unknown."""
+
+    row: Any
+    held: list[tuple[str, str, int]] = field(default_factory=list)
+    simulated: bool = False
+    use: float | None = None
+    cost: Decimal | None = None
+
+    @property
+    def state(self) -> str:
+        """A state of a workload that says it for all: what runs, else what waits, else how the worst of it ended."""
+        row = self.row
+        if row.running or row.waiting:
+            return WorkloadState.RUNNING if row.running else WorkloadState.QUEUED
+        return "failed" if row.failed else "ended" if row.finished else "cancelled"
+
+
+def wholes_of(workloads: Iterable[Workload], now: datetime) -> dict[int, Whole]:
+    """The arrays that these workloads are tasks of, each with its totals. A fixed number of queries, or none."""
     ids = {workload.array_id for workload in workloads if workload.array_id is not None}
-    return {array.pk: array for array in with_counts(JobArray.objects.filter(pk__in=ids))} if ids else {}
+    if not ids:
+        return {}
+    found = {row.pk: Whole(row) for row in with_counts(JobArray.objects.filter(pk__in=ids))}
+    held = Allocation.objects.filter(workload__array__in=ids, period__upper_inf=True)
+    columns = ("workload__array_id", "unit__gpu__model", "unit__profile", "unit__gpu__host__simulated")
+    for array, model, profile, simulated, count in (
+        held.values_list(*columns).annotate(n=Count("pk")).order_by(*columns)
+    ):
+        found[array].held.append((model, profile, count))
+        found[array].simulated |= simulated
+    costs = use.costs(ids, now, use.prices(now), of="workload__array")
+    for pk, share in _last_use(ids, now).items():
+        found[pk].use = share
+    for pk, whole in found.items():
+        whole.cost = costs.get(pk)
+    return found
+
+
+def _last_use(ids: Collection[int], now: datetime) -> dict[int, float]:
+    """The mean of the last readings of what each array's tasks hold."""
+    places = Allocation.objects.filter(workload__array__in=ids, period__upper_inf=True).values_list(
+        "workload_id", "workload__array_id", "unit__gpu__host_id"
+    )
+    array_of = {workload: array for workload, array, _ in places}
+    shares: dict[int, list[float]] = {}
+    for workload, (share, _) in use.latest(list(array_of), {host for _, _, host in places}, now).items():
+        if share is not None:
+            shares.setdefault(array_of[workload], []).append(share)
+    return {array: sum(some) / len(some) for array, some in shares.items()}
+
+
+# -- what notices tell of ----------------------------------------------------------------------------------------------
+
+
+def began_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
+    """Arrays of which the first task began to run after ``since``, and its run."""
+    runs = Run.objects.filter(rank=0, workload__array__isnull=False, workload__simulated=False)
+    earlier = runs.filter(workload__array=OuterRef("workload__array"), running_at__lte=since)
+    fresh = runs.filter(~Exists(earlier), running_at__gt=since, running_at__lte=until)
+    firsts: dict[int, Run] = {}
+    for run in fresh.select_related("workload__array", "host").order_by("running_at", "pk"):
+        firsts.setdefault(run.workload.array_id or 0, run)
+    rows = with_counts(JobArray.objects.filter(pk__in=firsts)).order_by("pk") if firsts else []
+    return [(row, firsts[row.pk]) for row in rows]
+
+
+def ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
+    """Arrays of which a task ended in this time, with their counts, and the task that ended last: of those that failed, if any."""
+    tasks = Workload.objects.filter(
+        array__isnull=False, simulated=False, state=WorkloadState.ENDED, ended_at__gt=since, ended_at__lte=until
+    )
+    lasts: dict[int, Workload] = {}
+    well = Q(outcome__in=(Code.FINISHED, Code.CANCELLED, Code.DEPENDENCY_NEVER_MET))
+    for some in (tasks.filter(well), tasks.exclude(well)):
+        lasts |= {task.array_id or 0: task for task in some.order_by("array", "-ended_at", "-pk").distinct("array")}
+    rows = with_counts(JobArray.objects.filter(pk__in=lasts)).order_by("pk") if lasts else []
+    return [(row, lasts[row.pk]) for row in rows]
 
 
 def in_words(array: Any) -> str:

@@ -93,7 +93,7 @@ def notices(viewer: policy.Viewer) -> QuerySet[Notification]:
     """Own notices, newest first."""
     return (
         policy.visible_notifications(viewer)
-        .select_related("workload", "reservation", "submission")
+        .select_related("workload__array", "reservation", "submission")
         .order_by("-at", "-pk")
     )
 

@@ -43,36 +43,38 @@ def sum_of(amounts: Iterable[Decimal | None]) -> Decimal | None:
     return rounded(total)
 
 
-def costs(workloads: Collection[int], now: datetime, card: Prices) -> dict[int, Decimal]:
-    """What each has cost so far: its charges, and what it held since they were last written, at today's price.
+def costs(ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload") -> dict[int, Decimal]:
+    """What each has cost so far: its charges, and what it held since they were last written, at today's price. ``ids`` are
+    those of workloads, or of whole arrays (``of="workload__array"``).
 
     One that held what has no price is left out: what it costs is unknown, not less.
     """
-    lines = Charge.objects.filter(workload__in=workloads).values_list("workload_id")
+    these = {f"{of}__in": ids}
+    lines = Charge.objects.filter(**these).values_list(f"{of}_id")
     rows = list(lines.annotate(sum=Sum("charged"), unpriced=Count("pk", filter=Q(price=None))))
     sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount, _ in rows}
     unknown = {pk for pk, _, unpriced in rows if unpriced}
-    held = Allocation.objects.filter(workload__in=workloads).filter(
+    held = Allocation.objects.filter(**these).filter(
         Q(period__upper_inf=True)
         | Q(unit__gpu__charged__isnull=True)
         | Q(period__endswith__gt=F("unit__gpu__charged__until"))
     )
     columns = (
-        "workload_id",
+        f"{of}_id",
         "period",
         "slots",
         "unit__gpu__model",
         "unit__gpu__host__pool_id",
         "unit__gpu__charged__until",
     )
-    for workload, period, slots, model, pool, charged_until in held.values_list(*columns):
+    for pk, period, slots, model, pool, charged_until in held.values_list(*columns):
         start = max(period.lower, charged_until) if charged_until else period.lower
         seconds = int((min(period.upper or now, now) - start).total_seconds())
         price = card.of(pool, model, slots.upper - slots.lower)
         if price is None:
-            unknown.add(workload)
+            unknown.add(pk)
         elif seconds > 0:
-            sums[workload] = sums.get(workload, Decimal(0)) + price * seconds / 3600
+            sums[pk] = sums.get(pk, Decimal(0)) + price * seconds / 3600
     return {pk: rounded(amount) for pk, amount in sums.items() if pk not in unknown}
 
 
@@ -93,11 +95,11 @@ def of_workloads(workloads: Collection[int], hosts: Collection[int], now: dateti
     gathered: dict[int, list[tuple[datetime, float | None, float]]] = {}
     for workload, minute, used, covered in rows:
         gathered.setdefault(workload, []).append((minute, used, covered or 0.0))
-    readings = _latest(workloads, hosts, now)
+    readings = latest(workloads, hosts, now)
     return {pk: Use(_values(gathered.get(pk, []), since), *readings.get(pk, (None, None))) for pk in workloads}
 
 
-def _latest(
+def latest(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, tuple[float | None, float | None]]:
     """By workload: the mean of its units' last utilisation, and of their SM activity, as shares of 1."""

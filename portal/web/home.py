@@ -49,20 +49,23 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     found = list(arrays.one_line_each(work.own_open(user))[: MOST_CARDS + 1])
     pieces = work.pieces(found[:MOST_CARDS], now)
     pieces.sort(key=_order)
-    counted = arrays.counts_of(piece.workload for piece in pieces)
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
-    ended = work.pieces(work.own_ended(user, midnight)[:MOST_ENDED], now, with_use=False)
+    ended = work.pieces(arrays.ended_in_one_line(work.own_ended(user, midnight))[:MOST_ENDED], now, with_use=False)
+    wholes = arrays.wholes_of((piece.workload for piece in (*pieces, *ended)), now)
     panels = work.team_panels(user, now)
     lines = free.free_now(user, now)
     return {
         "counts": _counts(pieces, len(found) > MOST_CARDS) if panels or pieces else "",
         "heading": "My work" if panels or pieces else "Today",
         "cards": [
-            {**home_cards.card(piece, user, currency, now), **_sooner(piece, now), **_as_array(piece, counted)}
+            {**home_cards.card(piece, user, currency, now), **_sooner(piece, now), **_as_array(piece, wholes, currency)}
             for piece in pieces
         ],
         "more": len(found) > MOST_CARDS,
-        "ended": [_ended_row(piece, user, currency) for piece in ended],
+        "ended": [
+            _ended_row(piece, user, currency) | _ended_array(wholes.get(piece.workload.array_id or 0), currency)
+            for piece in ended
+        ],
         "panels": [_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
         "operations": _operations(user, now),
@@ -74,13 +77,35 @@ def _context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _as_array(piece: Piece, counted: dict[int, Any]) -> dict[str, Any]:
+def _as_array(piece: Piece, wholes: dict[int, arrays.Whole], currency: str) -> dict[str, Any]:
     """A task's card stands for its whole array."""
-    array = counted.get(piece.workload.array_id or 0)
-    if array is None:
+    whole = wholes.get(piece.workload.array_id or 0)
+    if whole is None:
         return {}
-    words = f"Array of {arrays.in_words(array)}. Below its first task that has not ended."
-    return {"title": array.name, "url": reverse("array", args=[array.public_id]), "what": words, "actions": []}
+    words = f"Array of {arrays.in_words(whole.row)}."
+    held = home_cards.counted_units(whole.held)
+    if held:
+        words += f" They hold {held}"
+        words += f" and cost {money(whole.cost, currency)} so far." if whole.cost is not None else "."
+    words += " Below its first task that has not ended."
+    return {"title": whole.row.name, "url": reverse("array", args=[whole.row.public_id]), "what": words, "actions": []}
+
+
+def _ended_array(whole: arrays.Whole | None, currency: str) -> dict[str, Any]:
+    """The line of an array of which every task has ended."""
+    if whole is None:
+        return {}
+    row = whole.row
+    return {
+        "name": row.name,
+        "tasks": arrays.in_words(row),
+        "url": reverse("array", args=[row.public_id]),
+        "state": whole.state,
+        "word": wording.array_state(row),
+        "ran": "did not run" if row.began is None else duration(row.over - row.began),
+        "cost": money(Decimal("0.00") if row.began is None else whole.cost, currency),
+        "relaunch": None,
+    }
 
 
 def _order(piece: Piece) -> tuple[int, int, datetime]:
@@ -122,7 +147,7 @@ def _sooner(piece: Piece, now: datetime) -> dict[str, Any]:
 def _ended_row(piece: Piece, user: User, currency: str) -> dict[str, Any]:
     workload = piece.workload
     return {
-        "workload": workload,
+        "name": workload.name,
         "url": home_cards.page_of(workload),
         "state": home_cards.ended_state(workload.outcome, ran=workload.attempt > 0),
         "word": home_cards.state_word(piece, user),

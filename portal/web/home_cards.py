@@ -100,10 +100,15 @@ def asked(workload: Workload | Reservation) -> str:
 
 def holds(held: Iterable[Held]) -> str:
     """What is held: ``2 × A100 80GB``; different kinds joined by ``and``."""
+    return counted_units((unit.model, unit.profile, 1) for unit in held)
+
+
+def counted_units(units: Iterable[tuple[str, str, int]]) -> str:
+    """The same of (model, profile, how many)."""
     counts: dict[str, int] = {}
-    for unit in held:
-        name = gpu_model(unit.model) if unit.profile == WHOLE else f"{unit.profile} of {gpu_model(unit.model)}"
-        counts[name] = counts.get(name, 0) + 1
+    for model, profile, count in units:
+        name = gpu_model(model) if profile == WHOLE else f"{profile} of {gpu_model(model)}"
+        counts[name] = counts.get(name, 0) + count
     return " and ".join(f"{count} × {name}" for name, count in counts.items())
 
 

@@ -463,32 +463,61 @@ def rows_of(
     pieces: list[Piece], user: User, currency: str, now: datetime, *, in_one_line: bool = False
 ) -> list[dict[str, Any]]:
     """Rows of a list of notebooks or jobs; ``in_one_line``: a task stands for its whole array."""
+    wholes = arrays.wholes_of((piece.workload for piece in pieces), now) if in_one_line else {}
     rows = []
-    counts = arrays.counts_of(piece.workload for piece in pieces) if in_one_line else {}
     for piece in pieces:
-        workload = piece.workload
-        whole = counts.get(workload.array_id or 0)
-        state = home_cards.shown_state(workload)
-        rows.append(
-            {
-                "workload": workload,
-                "array": None if whole is None else {"name": whole.name, "words": arrays.in_words(whole)},
-                "url": home_cards.page_of(workload) if whole is None else reverse("array", args=[whole.public_id]),
-                "state": state,
-                "word": home_cards.state_word(piece, user) if state != "idle" else "Idle",
-                "what": home_cards.holds(piece.held or piece.had) or home_cards.asked(workload),
-                "where": home_cards.where(piece.held),
-                "simulated": piece.simulated,
-                "use": piece.use,
-                "use_text": percent(piece.use.latest) if piece.held else "",
-                "time": _time_of(piece, now),
-                "cost": money(piece.cost, currency) if piece.cost is not None else "–",
-                "actions": home_cards.actions(piece, user, small=True)
-                if whole is None and _may_act(workload, user)
-                else [],
-            }
-        )
+        whole = wholes.get(piece.workload.array_id or 0)
+        rows.append(_row(piece, user, currency, now) if whole is None else _array_row(whole, piece, currency, now))
     return rows
+
+
+def _row(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, Any]:
+    workload = piece.workload
+    state = home_cards.shown_state(workload)
+    return {
+        "workload": workload,
+        "url": home_cards.page_of(workload),
+        "state": state,
+        "word": home_cards.state_word(piece, user) if state != "idle" else "Idle",
+        "what": home_cards.holds(piece.held or piece.had) or home_cards.asked(workload),
+        "where": home_cards.where(piece.held),
+        "simulated": piece.simulated,
+        "use_text": percent(piece.use.latest) if piece.held else "",
+        "time": _time_of(piece, now),
+        "cost": money(piece.cost, currency) if piece.cost is not None else "–",
+        "actions": home_cards.actions(piece, user, small=True) if _may_act(workload, user) else [],
+    }
+
+
+def _array_row(whole: arrays.Whole, piece: Piece, currency: str, now: datetime) -> dict[str, Any]:
+    """The line of an array: what its tasks hold, how long it takes and what it costs, all of them together."""
+    row = whole.row
+    held = home_cards.counted_units(whole.held)
+    return {
+        "workload": piece.workload,
+        "array": {"name": row.name, "words": arrays.in_words(row)},
+        "url": reverse("array", args=[row.public_id]),
+        "state": whole.state,
+        "word": wording.array_state(row),
+        "what": held or f"{home_cards.asked(piece.workload)}, each task",
+        "where": "in all" if held else "",
+        "simulated": piece.simulated or whole.simulated,
+        "use_text": percent(whole.use) if held else "",
+        "time": _time_of_array(row, now),
+        "cost": money(whole.cost, currency) if whole.cost is not None else "–",
+        "actions": [],
+    }
+
+
+def _time_of_array(row: Any, now: datetime) -> str:
+    """From the start of its first task to the end of its last; before that, when it is expected to begin."""
+    if row.waiting + row.running == 0:
+        return "did not run" if row.began is None else f"took {duration(row.over - row.began)}"
+    if row.began is not None:
+        return f"began {duration(now - row.began)} ago"
+    if row.expected is not None:
+        return f"starts {wording.likely_start(row.expected, None, now)}"
+    return "starts" if row.waits_since is None else f"waits {duration(now - row.waits_since)}"
 
 
 def _may_act(workload: Workload, user: User) -> bool:

@@ -86,6 +86,8 @@ def notifications(request: HttpRequest) -> HttpResponse:
 
 def _about(notice: Notification) -> str:
     """The page of what the notice is about."""
+    if notice.workload is not None and notice.kind.startswith("array_") and notice.workload.array is not None:
+        return reverse("array", args=[notice.workload.array.public_id])
     if notice.workload is not None:
         return reverse("notebook" if notice.workload.kind == "notebook" else "job", args=[notice.workload.public_id])
     if notice.reservation is not None:

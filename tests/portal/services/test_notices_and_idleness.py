@@ -389,3 +389,77 @@ def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
     told = {"busy": 0, "connections": 0, "last_message": None, "last_background": moment}
     Run.objects.filter(pk=run.pk).update(activity=told)
     assert idle.cull(later)[verdict] == 1
+
+
+def sweep(world: World, tasks: int) -> list[Workload]:
+    """The tasks of an array, by their index."""
+    made = workloads.submit_array(
+        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sweep", command="x", units=1,
+        models=[H100], max_runtime_seconds=3600, array=f"0-{tasks - 1}", now=world.now,
+    )  # fmt: skip
+    return list(made.tasks.order_by("array_index"))
+
+
+def end_of(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:
+    Workload.objects.filter(pk=task.pk).update(ended_at=at, outcome=outcome, outcome_numbers=numbers)
+    Workload.objects.filter(pk=task.pk, state="queued").update(state="ended")
+
+
+def said_to(user: Any) -> list[str]:
+    notices = Notification.objects.filter(user=user).order_by("pk")
+    return [wording.notice(notice.kind, notice.numbers, user) for notice in notices]
+
+
+@pytest.mark.django_db
+def test_an_array_of_a_hundred_tasks_tells_its_start_once_and_its_end_once_with_how_many_did_how(world: World) -> None:
+    tasks = sweep(world, 100)
+    for number, task in enumerate(tasks):
+        run_of(task, world, running_at=world.now + number * MINUTE)
+        notify.tell(world.now + number * MINUTE)
+        end_of(task, world.now + number * MINUTE, "finished" if number != 99 else "cancelled")
+    notify.tell(world.now + 100 * MINUTE)
+    notify.tell(world.now + 101 * MINUTE)
+    assert said_to(world.vision.member) == [
+        "sweep started: the first of its 100 tasks runs on alpha.",
+        "sweep ended. Of its 100 tasks 99 finished and 1 cancelled.",
+    ]
+
+
+@pytest.mark.django_db
+def test_the_first_task_of_an_array_that_fails_is_told_at_once_and_the_others_together(world: World) -> None:
+    tasks = sweep(world, 20)
+    for number, task in enumerate(tasks[:-1]):
+        end_of(task, world.now + number * MINUTE, "failed", exit_code=number)
+        notify.tell(world.now + number * MINUTE)
+    assert kinds(world.vision.member) == ["array_fails"] * 5
+    assert said_to(world.vision.member)[0] == (
+        "sweep: 1 of its 20 tasks failed so far. The last, sweep[0]: It failed with exit code 0."
+    )
+    assert "sweep: 16 of its 20 tasks failed so far." in said_to(world.vision.member)[-1]
+    end_of(tasks[-1], world.now + 30 * MINUTE, "finished")
+    notify.tell(world.now + 30 * MINUTE)
+    assert "Of its 20 tasks 1 finished and 19 failed." in said_to(world.vision.member)[-1]
+
+
+@pytest.mark.django_db
+def test_tasks_of_an_array_that_make_room_are_told_together(world: World) -> None:
+    for task in sweep(world, 8):
+        numbers = {"team": world.language.team.pk, "workload": 0}
+        Decision.objects.create(
+            workload=task, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
+        )
+    notify.tell(world.now + MINUTE)
+    assert [said.partition(".")[0] for said in said_to(world.vision.member)] == [
+        "sweep, or a part of it, has to make room"
+    ]
+
+
+@pytest.mark.django_db
+def test_a_start_that_moves_is_told_of_an_array_once(world: World) -> None:
+    tasks = sweep(world, 8)
+    of_all = Workload.objects.filter(pk__in=[task.pk for task in tasks])
+    of_all.update(expected_start=world.now + timedelta(hours=1))
+    notify.tell(world.now)
+    of_all.update(expected_start=world.now + timedelta(hours=9))
+    notify.tell(world.now + MINUTE)
+    assert [said.partition(" is now")[0] for said in said_to(world.vision.member)] == ["sweep"]

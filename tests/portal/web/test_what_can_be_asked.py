@@ -11,8 +11,9 @@ from django.utils import timezone
 from portal.models import Submission
 from scheduler import releases, services
 from scheduler.models import JobArray, Reservation, Series, Workload
+from telemetry.models import Price
 from tests.portal.web.test_work_pages import ask_data
-from tests.portal.web.work_samples import queue_job, reserve, signed_in
+from tests.portal.web.work_samples import queue_job, reserve, run_job, signed_in
 from tests.world import A100, H100, World
 
 pytestmark = pytest.mark.django_db
@@ -99,6 +100,40 @@ def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> Non
     releases.settle(timezone.now())
     said = client.get(reverse("job", args=[second.public_id])).content.decode()
     assert "It was to run once train had finished" in said and "it ended as cancelled" in said
+
+
+def test_the_line_of_an_array_tells_what_all_its_tasks_hold_take_and_cost(world: World) -> None:
+    client = signed_in(world.vision.member)
+    client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
+    whole = JobArray.objects.get()
+    now = timezone.now()
+    Price.objects.create(
+        model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=now - DAY, created_at=now - DAY
+    )
+    ran = run_job(world, world.vision, "sweep[0]", host="alpha", gpus=[0, 1], array=whole, array_index=10)
+    Workload.objects.filter(pk=ran.pk).update(started_at=now - dt.timedelta(hours=2))
+    run_job(world, world.vision, "sweep[1]", host="alpha", gpus=[2], array=whole, array_index=11)
+    page = client.get(reverse("jobs")).content.decode()
+    assert page.count('data-label="by"') == 1
+    assert "6 tasks: 2 running, 4 waiting" in page and "3 × H100 80GB" in page
+    assert "began 2 h ago" in page
+    assert "3.00" in page, "three GPUs for half an hour at 2 an hour"
+    home = client.get(reverse("home")).content.decode()
+    assert "They hold 3 × H100 80GB" in home
+
+
+def test_an_array_that_ended_today_is_one_line_of_the_first_page(world: World) -> None:
+    client = signed_in(world.vision.member)
+    client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-9"))
+    now = timezone.now()
+    for place, task in enumerate(JobArray.objects.get().tasks.order_by("pk")):
+        outcome = "failed" if place == 3 else "finished"
+        Workload.objects.filter(pk=task.pk, state="queued").update(
+            state="ended", ended_at=now, started_at=now - dt.timedelta(minutes=26), outcome=outcome
+        )
+    page = client.get(reverse("home")).content.decode()
+    assert page.count("See its tasks") == 1 and "10 tasks: 9 finished, 1 failed" in page
+    assert "took 26 min" in client.get(reverse("jobs")).content.decode()
 
 
 def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
