@@ -118,7 +118,15 @@ class TwoHosts:
 
 
 @pytest.fixture
-def two_hosts(transactional_db: None, cables: Cables, tmp_path: Path, settings: Any) -> Iterator[TwoHosts]:
+def launcher(request: pytest.FixtureRequest) -> str:
+    """How the hosts start what runs on them."""
+    return str(getattr(request, "param", "plain"))
+
+
+@pytest.fixture
+def two_hosts(
+    transactional_db: None, cables: Cables, tmp_path: Path, settings: Any, launcher: str
+) -> Iterator[TwoHosts]:
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://{cables.edge}:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
@@ -136,7 +144,7 @@ def two_hosts(transactional_db: None, cables: Cables, tmp_path: Path, settings: 
         pool.start_engine()
         for name in NAMES:
             _, token = hosts.add_host(actor=world.operator, pool=world.shared, name=name, now=timezone.now())
-            _start_agent(pool, name, token, cables)
+            _start_agent(pool, name, token, cables, launcher)
         for name in NAMES:
             pool.wait(f"agent-{name}", lambda name=name: Host.objects.get(name=name).lease_state == LeaseState.ALIVE)
         yield TwoHosts(world, pool)
@@ -144,12 +152,14 @@ def two_hosts(transactional_db: None, cables: Cables, tmp_path: Path, settings: 
         pool.stop()
 
 
-def _start_agent(pool: Pool, name: str, token: str, cables: Cables) -> None:
+def _start_agent(pool: Pool, name: str, token: str, cables: Cables, launcher: str) -> None:
     command = [
         *("ip", "netns", "exec", cables.spaces[name], sys.executable, "-m", "agent", "run"),
         *("--state", str(pool.folder / name), "--homes", str(pool.folder / "homes"), "--host", name, "--join-token", token),
-        *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", "plain"),
+        *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", launcher),
         *("--network", "host", "--on-exit", "stop", "--sample-seconds", "5"),
+        # The examples' Python may lie where only its owner reads: users of teams have tests of their own.
+        *("--team-users", "none", "--expose", str(EXAMPLES), "--expose", sys.base_prefix),
     ]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
     with (pool.folder / f"agent-{name}.log").open("ab") as log:
@@ -163,6 +173,8 @@ def example(name: str) -> str:
 
 
 @pytest.mark.torch
+@pytest.mark.sandbox
+@pytest.mark.parametrize("launcher", ["bubblewrap"], indirect=True)
 def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(two_hosts: TwoHosts, cables: Cables) -> None:
     # The second member of the first attempt kills itself in the middle of its training.
     dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
