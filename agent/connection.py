@@ -51,6 +51,7 @@ LOG_SECONDS = 0.4  # how often running workloads' logs are looked at
 SHORTEST_GAP_SECONDS = 0.05  # between two Observed frames
 BATCHES_AHEAD = 100  # at most so many are sent and not yet committed
 RESEND_SECONDS = 60.0  # a batch that was sent and is not committed after this is sent again
+UNANSWERED_POLLS = 2.0  # a report without news waits so long for the answer to the last one: well within the lease
 
 
 class Unwelcome(Exception):
@@ -150,6 +151,7 @@ class Connection:
         self.due = asyncio.Event()  # something is to be sent now
         self.connected = False
         self._sequence = 0
+        self._answered = 0  # the last Observed that the server has handled
         self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
 
     async def keep(self) -> None:
@@ -230,6 +232,7 @@ class Connection:
                 if frame.version != VERSION:
                     said = f"version: {frame.version}; allowed: {VERSION}"
                     raise Unwelcome(f"the server speaks another protocol: {said}; install the agent that belongs to it")
+                self._answered = frame.answers or self._sequence  # 0: a server that does not tell
                 await self._agent.on_desired(frame, self._spoke_at(frame))
 
     def _spoke_at(self, desired: Desired) -> float:
@@ -241,13 +244,13 @@ class Connection:
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         agent = self._agent
         agent.changed = True
-        next_observed = 0.0
+        said_at = 0.0
         while True:
             now = time.monotonic()
-            if agent.changed or now >= next_observed:
+            if agent.changed or now >= self._next_observed(said_at):
                 agent.changed = False
                 await self._send_observed(socket)
-                next_observed = now + agent.poll_seconds
+                said_at = now
             for proof in agent.proofs_due():
                 await socket.send_str(encode(proof))
             for event in agent.health_due():
@@ -259,11 +262,16 @@ class Connection:
             if not agent.changed:
                 try:
                     await asyncio.wait_for(
-                        self.due.wait(), min(LOG_SECONDS, max(0.01, next_observed - time.monotonic()))
+                        self.due.wait(), min(LOG_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
                     )
                 except TimeoutError:
                     continue
             await asyncio.sleep(SHORTEST_GAP_SECONDS)
+
+    def _next_observed(self, said_at: float) -> float:
+        """When a report without news is due after the one of ``said_at``. A server that is behind is not given more to read."""
+        polls = 1.0 if self._answered >= self._sequence else UNANSWERED_POLLS
+        return said_at + polls * self._agent.poll_seconds
 
     async def _send_observed(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._sequence += 1

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from agent import AGENT_VERSION, keys
+from agent.connection import UNANSWERED_POLLS
 from agent.protocol import (
     JOIN_PATH,
     SYNC_PATH,
@@ -51,6 +52,7 @@ SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
 BEGIN_SECONDS = 0.2  # from the start of a run until it runs
 CONNECTS_PER_SECOND = 8.0  # of one process, not in step with the polls
+LOOK_SECONDS = 0.4  # how often an overdue answer is looked for
 AT_ONCE = 4  # agents that join at the same time
 LONGEST_RETRY_SECONDS = 8.0
 MEMORY_MIB = 81_559
@@ -159,9 +161,10 @@ class LightAgent:
             self.said["strays"] = None
             while self.proofs:
                 await socket.send_str(encode(self.proofs.pop()))
-            ends = asyncio.get_running_loop().time() + self.poll_seconds
-            while not self.due.is_set() and asyncio.get_running_loop().time() < ends:
+            said = asyncio.get_running_loop().time()
+            while not self.due.is_set() and (now := asyncio.get_running_loop().time()) < said + self._patience():
                 self._move_runs()
+                ends = said + self.poll_seconds if now < said + self.poll_seconds else now + LOOK_SECONDS
                 soonest = min([ends, *(run.ends_at for run in self.runs.values() if run.seen.state != "ended")])
                 wait = max(0.01, soonest - asyncio.get_running_loop().time())
                 try:
@@ -170,6 +173,10 @@ class LightAgent:
                 except TimeoutError:
                     continue
             await asyncio.sleep(0.05)  # as the real agent's shortest gap
+
+    def _patience(self) -> float:
+        """Seconds until a report without news is due, as the real agent's: longer while the last one is not answered."""
+        return self.poll_seconds * (UNANSWERED_POLLS if self.sequence in self.sent_at else 1.0)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:

@@ -99,10 +99,11 @@ def statement_month(moment: datetime) -> date:
 
 
 def _begin(limit: datetime) -> None:
-    """GPUs that were never charged are charged from when they came."""
-    for pk, created in Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at"):
-        begin = whole_second(created)
-        ChargedUntil.objects.get_or_create(gpu_id=pk, defaults={"since": begin, "until": begin})
+    """GPUs that were never charged are charged from when they came. Thousands may have come at once."""
+    new = Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
+    begins = ((pk, whole_second(created)) for pk, created in new)
+    rows = [ChargedUntil(gpu_id=pk, since=begin, until=begin) for pk, begin in begins]
+    ChargedUntil.objects.bulk_create(rows, ignore_conflicts=True, batch_size=2000)
 
 
 def _forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
@@ -332,14 +333,26 @@ def _use_of(
 
 def settle_state_changes(now: datetime) -> int:
     """Look at host state changes for the first time; one that was written after its moment had been charged is corrected."""
-    waiting = HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:REVIEWS_AT_ONCE]
+    waiting = list(HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:REVIEWS_AT_ONCE])
+    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # by host: its GPUs and how far they are charged
+    untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
+    for host, gpu, until in untils.order_by("gpu").values_list("gpu__host_id", "gpu_id", "until"):
+        charged[host].append((gpu, until))
+    late = {change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting}
+    # When many hosts come or go at once there are hundreds, and hardly one of them is late.
+    _note_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
     for change in waiting:
-        gpus = ChargedUntil.objects.filter(gpu__host=change.host_id, until__gt=change.at).values_list("gpu_id", "until")
-        for gpu, until in gpus:
+        for gpu, until in late[change.pk]:
             corrected += correct(gpu, change.at, until, now)
-        SettledStateChange.objects.get_or_create(change=change, defaults={"settled_at": now})
+        if late[change.pk]:
+            _note_settled([change], now)
     return corrected
+
+
+def _note_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
+    rows = [SettledStateChange(change=change, settled_at=now) for change in changes]
+    SettledStateChange.objects.bulk_create(rows, ignore_conflicts=True)
 
 
 def settle_allocations(now: datetime) -> int:

@@ -173,6 +173,18 @@ def test_a_service_that_cannot_start_is_tried_ever_slower(house: ModuleType, sup
     assert pauses[0] < pauses[-1]
 
 
+def test_a_service_that_had_come_up_is_started_again_at_once_however_often_it_is_killed(
+    house: ModuleType, supervisor: Any, tmp_path: Path
+) -> None:
+    store = supervisor.add(service(house, tmp_path, "store", "sleep", "600", steady_seconds=0.2))
+    for _ in range(3):
+        wait_for(lambda: supervisor.tend() is None and store.alive() and time.monotonic() - store.began > 0.3)
+        os.kill(store.process.pid, signal.SIGKILL)
+        wait_for(lambda: not store.alive())
+        supervisor.tend()
+        assert store.pause == 0.1
+
+
 def test_a_one_off_is_done_when_it_succeeds(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     once = supervisor.add(service(house, tmp_path, "once", "true", once=True, on_success=mark.touch))

@@ -8,15 +8,17 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
+from scheduler.models import Gpu, HostStateChange
 from scheduler.services.hosts import quarantine_gpu, return_gpu
 from telemetry.charges import charge, charge_back
 from telemetry.core.charging import asset_cost
 from telemetry.facts import load_rates
 from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
 from tests.telemetry.rows import at, end_hold, hold, host_state, price, reservation, workload
-from tests.world import H100, World, units_of
+from tests.world import H100, World, make_host, units_of
 
 pytestmark = pytest.mark.django_db
 
@@ -238,3 +240,20 @@ def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(r
 def test_a_gpu_without_a_price_is_charged_nothing_and_says_that_it_has_none(world: World) -> None:
     charge(at(10, 5))
     assert not Charge.objects.exclude(price=None, cost=0, charged=0).exists()
+
+
+def test_hosts_that_come_and_go_by_the_dozen_cost_charging_as_many_statements_as_one(rates: World) -> None:
+    def statements(hosts: int, moment: dt.datetime) -> int:
+        for _ in range(hosts):
+            host = make_host(f"host-{Gpu.objects.count()}", rates.shared, [H100] * 8, at(9))
+            for lease in ("suspect", "alive"):
+                host_state(host, moment, lease=lease)
+        with CaptureQueriesContext(connection) as asked:
+            charge(moment + dt.timedelta(seconds=30))
+        return len(asked)
+
+    charge(at(9, 1))
+    few = statements(1, at(9, 5))
+    assert statements(10, at(9, 5, 10)) == few
+    assert ChargedUntil.objects.count() == Gpu.objects.count()
+    assert not HostStateChange.objects.filter(settledstatechange=None).exists()
