@@ -116,6 +116,7 @@ class Agent:
         self._proving: asyncio.Task[None] | None = None
         self._desired: Desired | None = None
         self._spoke_at = 0.0
+        self._heard_at = 0.0  # CLOCK_BOOTTIME of the last frame that was not older than one before it
         self._lease_until = 0.0
         self._lease_seconds = 30.0
         self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
@@ -331,13 +332,12 @@ class Agent:
         self.poll_seconds = min(60.0, max(0.2, desired.poll_seconds))
         self._desired = desired
         self._lease_seconds = max(1.0, desired.lease_seconds)
+        is_old = spoke_at < self._spoke_at
         self._spoke_at = max(self._spoke_at, spoke_at)  # an old frame takes nothing back
         self._lease_until = self._spoke_at + self._lease_seconds
         named = {wanted.run for wanted in desired.runs}
         self.runs.renew(named, self._lease_until)
-        now = boottime()
-        for run in self.runs.runs.values():
-            run.unnamed_since = None if run.id in named else run.unnamed_since or now
+        self._note_unnamed(named, is_old)
         for wanted in desired.runs:
             if wanted.secret and wanted.run in self.runs.runs:
                 self.runs.runs[wanted.run].secret = wanted.secret
@@ -363,6 +363,16 @@ class Agent:
         with _disk_trouble_survived("a diagnostic"):
             self._diagnostics.want(desired.diagnostics)
         await self._reconcile()
+
+    def _note_unnamed(self, named: set[str], is_old: bool) -> None:
+        """What a frame leaves out says nothing where the server has said something later already."""
+        if not is_old:
+            self._heard_at = boottime()
+        for run in self.runs.runs.values():
+            if run.id in named:
+                run.unnamed_since = None
+            elif not is_old and run.unnamed_since is None:
+                run.unnamed_since = self._heard_at
 
     def _commit(self, desired: Desired) -> None:
         if desired.committed_sequence > self._spool.last:
@@ -391,7 +401,7 @@ class Agent:
                 [run.held() for run in self.runs.runs.values()],
                 refusal=self.state.generations.refusal,
                 known_units=self.runs.known_units,
-                now=boottime(),
+                heard_at=self._heard_at,
             )
             for action in actions:
                 with _disk_trouble_survived(str(action)[:80]):
@@ -445,7 +455,7 @@ class Agent:
     def _something_to_forget(self) -> bool:
         patience = 2 * self.poll_seconds
         return any(
-            run.unnamed_since is not None and boottime() - run.unnamed_since > patience and not run.stop_ordered
+            run.unnamed_since is not None and self._heard_at - run.unnamed_since >= patience and not run.stop_ordered
             for run in self.runs.runs.values()
         )
 

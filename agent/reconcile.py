@@ -32,6 +32,7 @@ class Held:
     stop_ordered: bool = False
     reported_ended: bool = False  # a frame that said so went out, and its whole log
     unnamed_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not name it
+    grace_seconds: float = 30.0  # of its pool when it was started
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ def plan(
     *,
     refusal: Callable[[int, list[str]], str],
     known_units: frozenset[str],
-    now: float,
-    grace_seconds: float = 30.0,
+    heard_at: float,
 ) -> list[Action]:
     """The actions that bring this host nearer to ``desired``; none when it is there.
 
-    ``refusal(generation, units)`` says why a claim is not new ('' when it is). ``now``: CLOCK_BOOTTIME. A run that
-    the server does not name is stopped only after it stayed unnamed for two polls: one stale frame stops nobody.
+    ``refusal(generation, units)`` says why a claim is not new ('' when it is). ``heard_at``: CLOCK_BOOTTIME of the last frame that
+    was not older than one before it. A run that the server does not name is stopped only when another frame says so two polls
+    after the first: one stale frame stops nobody, whatever silence follows it.
     """
     actions: list[Action] = []
     here = {run.run: run for run in held}
@@ -105,11 +106,11 @@ def plan(
             here.setdefault(wanted.run, Held(wanted.run, "starting"))  # a frame that names a run twice starts it once
     patience = 2 * desired.poll_seconds
     for run in here.values():
-        if run.run in named or run.unnamed_since is None or now - run.unnamed_since < patience:
+        if run.run in named or run.unnamed_since is None or heard_at - run.unnamed_since < patience:
             continue
         if run.state != "ended":
             if not run.stop_ordered:
-                actions.append(Stop(run.run, "cancelled", grace_seconds))
+                actions.append(Stop(run.run, "cancelled", run.grace_seconds))
         elif run.reported_ended:
             actions.append(Forget(run.run))
     return actions

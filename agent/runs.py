@@ -117,7 +117,8 @@ class Run:
     def held(self) -> Held:
         """What ``reconcile`` needs of it."""
         told = self.reported_ended and logs.end(self.folder / "log") <= self.log_sent
-        return Held(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since)
+        grace = self.about.get("grace_seconds", Held.grace_seconds)  # an agent of an earlier version did not note it
+        return Held(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace)
 
 
 @dataclass
@@ -619,6 +620,7 @@ def _about(wanted: RunWanted) -> dict[str, Any]:
         "team": wanted.team,
         "attempt": wanted.attempt,
         "unit_uuids": list(wanted.unit_uuids),
+        "grace_seconds": max(0.0, wanted.grace_seconds),
         "mark": secrets.token_hex(8),  # in the environment of its processes: tells them from every other run's
     }
 

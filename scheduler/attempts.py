@@ -78,10 +78,10 @@ def settle(workload: Workload, now: datetime) -> None:
         return
     _note_progress(workload, runs, now)
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome != Code.FINISHED]
-    if failed and workload.state != WorkloadState.STOPPING:
-        # One of a gang is gone: the others end with it.
+    if failed:
+        # One of a gang is gone: the others end with it, also where it had said before that it was going.
         _to(workload, WorkloadState.STOPPING)
-        commands.stop_runs(live, code=failed[0].outcome, now=now)
+        commands.stop_untold(live, code=failed[0].outcome, now=now)
 
 
 def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> None:

@@ -67,9 +67,11 @@ def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **
     return True
 
 
-def stop_runs(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Stop the rest of a gang of which one has ended; the workload's own state follows from what the agents report."""
-    _command(runs, Command.Verb.STOP, code, None, now)
+def stop_untold(runs: Sequence[Run], *, code: str, now: datetime) -> None:
+    """Stop those of ``runs`` that nobody has told yet: the rest of a gang of which one has ended or goes by itself. The workload's
+    own state follows from what the agents report."""
+    told = set(Command.objects.filter(run__in=runs, verb=Command.Verb.STOP).values_list("run_id", flat=True))
+    _command([run for run in runs if run.pk not in told], Command.Verb.STOP, code, None, now)
 
 
 def done(runs: Iterable[Run], now: datetime) -> None:

@@ -234,23 +234,25 @@ class Machine:
         """As whoever keeps it would: nothing when it runs."""
         if self.agent is not None:
             return
-        with self.inside():
-            state = State(self.folder)
-            meter = SimulatedMeter(self.name, self.models, self.slices, self.folder)
-            hardware = self.world.wait(meter.hardware())
-            runs = VirtualRuns(
-                state, Plain(), hardware, homes=self.world.homes, locks_folder=self.folder / "locks", exposed=[],
-                cgroups=Cgroups(Path(os.devnull)),
-            )  # fmt: skip
-            runs.machine = self
-            options = Options("http://edge", "", self.name, 5.0, False)
-            self.agent = Agent(options, state, Plain(), meter, hardware, runs, [])
-            self.agents += 1
-            self.sequence, self.connection = 0, 0
-            runs.adopt()
-        number = self.agents
-        self._every(LOOK_SECONDS, number, self.look)
-        self.connect(number)
+        self.alive(self._begin)
+        if self.agent is not None:
+            self._every(LOOK_SECONDS, self.agents, self.look)
+            self.connect(self.agents)
+
+    def _begin(self) -> None:
+        state = State(self.folder)
+        meter = SimulatedMeter(self.name, self.models, self.slices, self.folder)
+        hardware = self.world.wait(meter.hardware())
+        runs = VirtualRuns(
+            state, Plain(), hardware, homes=self.world.homes, locks_folder=self.folder / "locks", exposed=[],
+            cgroups=Cgroups(Path(os.devnull)),
+        )  # fmt: skip
+        runs.machine = self
+        options = Options("http://edge", "", self.name, 5.0, False)
+        self.agent = Agent(options, state, Plain(), meter, hardware, runs, [])
+        self.agents += 1
+        self.sequence, self.connection = 0, 0
+        runs.adopt()
 
     def _every(self, seconds: float, number: int, act: Callable[[], None]) -> None:
         def again() -> None:
@@ -267,7 +269,7 @@ class Machine:
                 act()
             except Killed:
                 self.world.timeline.tell(f"{self.name}: its agent is killed between two writes")
-                self.lose_agent()
+                self.lose_agent()  # whoever keeps it tries again every two seconds, also where it died as it started
 
     def lose_agent(self) -> None:
         """SIGKILL: what it had open is closed, what it kept goes on."""

@@ -134,12 +134,19 @@ class Site:
 
     def tick(self) -> None:
         """What time alone brings about."""
+        self._task(self._look_at_the_clock, clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts)
+        self._task(self._look_at_the_clock, clock.watch_hosts)
+        self._task(clock.reservation_clock)
+
+    def _look_at_the_clock(self, now: datetime) -> object:
+        return wall_clock.look(now, wall_clock.Uptime("virtual", self.world.timeline.now))
+
+    def _task(self, *parts: Callable[[datetime], object]) -> None:
+        """One of `scheduler/tasks.py`: where the database goes away, what would come after is not done either."""
         now = self.now()
-        self.commit(lambda: wall_clock.look(now, wall_clock.Uptime("virtual", self.world.timeline.now)))
-        for work in (
-            clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts, clock.watch_hosts, clock.reservation_clock,
-        ):  # fmt: skip
-            self.commit(lambda work=work: work(now))  # type: ignore[misc]
+        for part in parts:
+            if self.commit(lambda part=part: (part(now),)) is None:  # type: ignore[misc]
+                return
 
     # -- the edge ------------------------------------------------------------------------------------------------------------
 

@@ -213,6 +213,7 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
         done = end_queued(fresh, code=code, now=now)
     elif fresh.state == WorkloadState.STOPPING:
         done = _ends_for_good(fresh, code)
+        commands.stop_untold(commands.live_runs(fresh), code=code, now=now)
     else:
         done = commands.stop(fresh, code=code, grace_seconds=_grace(fresh), now=now)
         done = done and (fresh.stop_requested == code or _ends_for_good(fresh, code))

@@ -31,9 +31,9 @@ def test_a_stale_generation_is_refused_and_only_the_record_of_generations_sees_t
         one = job("true", generation=generation, units=["GPU-1"])
         wanted = FakeEdge(wanted={one.run: one}).desired()
         known = frozenset({"GPU-1"})
-        (held,) = plan(wanted, [], refusal=generations.refusal, known_units=known, now=0)
+        (held,) = plan(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
         assert isinstance(held, Refuse)
-        (lost,) = plan(wanted, [], refusal=lambda generation, units: "", known_units=known, now=0)
+        (lost,) = plan(wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0)
         assert isinstance(lost, Start)
 
 

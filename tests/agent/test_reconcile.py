@@ -26,7 +26,7 @@ def new(generation: int, units: list[str]) -> str:
 def do(
     desired: Desired, held: list[Held], *, now: float = 100.0, refusal: Callable[[int, list[str]], str] = new
 ) -> list[object]:
-    return list(plan(desired, held, refusal=refusal, known_units=UNITS, now=now))
+    return list(plan(desired, held, refusal=refusal, known_units=UNITS, heard_at=now))
 
 
 def test_an_unknown_run_is_started_once_even_when_named_twice() -> None:
@@ -88,6 +88,11 @@ def test_a_stop_carries_what_the_run_ends_as(code: str, outcome: str) -> None:
 def test_an_unnamed_run_stops_after_two_polls_and_not_before() -> None:
     for since, expected in ((None, []), (95.0, []), (90.0, [Stop("run-1", "cancelled", 30.0)])):
         assert do(frame(), [Held("run-1", "running", unnamed_since=since)]) == expected
+
+
+def test_an_unnamed_run_has_the_grace_of_its_own_pool() -> None:
+    held = Held("run-1", "running", unnamed_since=90.0, grace_seconds=4.0)
+    assert do(frame(), [held]) == [Stop("run-1", "cancelled", 4.0)]
 
 
 def test_an_ended_run_is_kept_until_the_server_has_heard_of_it() -> None:

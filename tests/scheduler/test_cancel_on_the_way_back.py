@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pytest
 
@@ -67,3 +68,20 @@ def test_when_a_part_of_its_gang_failed(world: World, retries: int) -> None:
     workload.refresh_from_db()
     assert workload.state == "stopping"
     cancelled_and_over(workload, agents[1], world.now + 5 * SECOND)
+
+
+def test_when_a_part_of_its_gang_goes_by_itself(world: World) -> None:
+    workload = job(world, world.vision, 4, world.now, hosts=2)
+    engine.cycle("test", world.now)
+    agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(world.now + step * SECOND)
+    going = agents[0].running[0]
+    agents[0].runs[going] = replace(agents[0].runs[going], state="stopping")  # an epilog that takes its time, say
+    agents[0].sync(world.now + 3 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "stopping"
+    assert services.cancel_workload(workload, now=world.now + 4 * SECOND)
+    told = {host: run.verb for host, run in ((a.host.name, a.sync(world.now + 5 * SECOND).runs[0]) for a in agents)}
+    assert set(told.values()) == {"stop"}, told

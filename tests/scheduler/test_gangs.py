@@ -147,6 +147,23 @@ def test_a_gang_that_makes_room_comes_back_whatever_its_policy(world: World) -> 
     assert not Decision.objects.filter(workload=workload, kind__in=("restarted", "ended")).exists()
 
 
+def test_the_others_are_told_also_where_the_first_to_go_had_said_so_before_it_was_gone(world: World) -> None:
+    workload, agents = placed(world)
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(world.now + step * SECOND)
+    going = agents[1].running[0]
+    agents[1].runs[going] = replace(agents[1].runs[going], state="stopping")  # its lease was over for a moment, say
+    agents[1].sync(world.now + 3 * SECOND)
+    agents[1].end(going, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
+    agents[1].sync(world.now + 4 * SECOND)
+    assert [run.verb for run in agents[0].sync(world.now + 5 * SECOND).runs] == ["stop"]
+    agents[0].sync(world.now + 6 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "queued"
+    assert not Run.objects.filter(workload=workload).exclude(state="ended").exists()
+
+
 def test_members_that_finish_one_after_the_other_end_as_finished(world: World) -> None:
     workload, agents = placed(world, if_member_ends="end")
     for step in (1, 2):

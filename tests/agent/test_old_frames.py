@@ -1,0 +1,90 @@
+"""What an agent makes of frames that are older than one it has heard, and of silence after one: nobody's work is ended by them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import agent.daemon
+from agent.daemon import Agent, Options
+from agent.launchers import Plain
+from agent.protocol import VERSION, Desired, RunWanted
+from agent.runs import Run, Runs, _about
+from agent.simulated_nvml import SimulatedMeter
+from agent.state import State, read_json
+from tests.agent.conftest import job
+
+POLL_SECONDS = 2.0
+
+
+class Host:
+    """A host with an agent and one workload that runs; its clock stands where the test puts it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(agent.daemon, "boottime", lambda: self.now)
+        state = State(folder / "state")
+        meter = SimulatedMeter("h1", ["A100-40GB"], {}, folder / "state")
+        hardware = asyncio.run(meter.hardware())
+        runs = Runs(state, Plain(), hardware, homes=folder / "homes", locks_folder=folder / "locks", exposed=[])
+        self.agent = Agent(Options("http://edge", "", "h1", 5.0, False), state, Plain(), meter, hardware, runs, [])
+        self.wanted: RunWanted = job("sleep 1000")
+        self.folder = state.runs / self.wanted.run
+        self.folder.mkdir()
+        (self.folder / "shim.json").write_text(json.dumps({"started_at": 1.0}))
+        runs.runs[self.wanted.run] = Run(self.folder, _about(self.wanted), shim={"started_at": 1.0})
+        monkeypatch.setattr(
+            runs, "_order", lambda run, order: (run.folder / "order.json").write_text(json.dumps(order))
+        )
+
+    def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
+        """A frame that answers what was said at ``said_at``: just before, unless it is an old one."""
+        self.now = at
+        frame = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS)
+        asyncio.run(self.agent.on_desired(frame, at if said_at is None else said_at))
+
+    def wait(self, until: float) -> None:
+        """Silence: the agent only looks at what there is."""
+        self.now = until
+        if self.agent._something_to_forget():
+            asyncio.run(self.agent._reconcile())
+
+    @property
+    def stop(self) -> dict[str, object] | None:
+        """The order to stop that its workload was given."""
+        return (read_json(self.folder / "order.json") or {}).get("stop")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    yield Host(tmp_path, monkeypatch)
+
+
+def test_silence_after_a_frame_that_did_not_name_a_run_does_not_stop_it(host: Host) -> None:
+    host.hear(host.wanted, at=1000.0)
+    host.hear(at=1001.0)
+    for second in range(1002, 1012):
+        host.wait(float(second))
+    assert host.stop is None
+    host.hear(host.wanted, at=1013.0)
+    assert host.stop is None
+
+
+def test_frames_older_than_one_that_named_a_run_do_not_stop_it(host: Host) -> None:
+    host.hear(host.wanted, at=1000.0)
+    for second in range(1001, 1011):
+        host.hear(at=float(second), said_at=990.0)
+    assert host.stop is None
+
+
+def test_two_frames_of_now_that_do_not_name_it_stop_it_within_its_own_grace(host: Host) -> None:
+    host.hear(host.wanted, at=1000.0)
+    host.hear(at=1001.0)
+    host.hear(at=1001.0 + POLL_SECONDS)
+    assert host.stop is None
+    host.hear(at=1001.0 + 2 * POLL_SECONDS)
+    assert host.stop == {"outcome": "cancelled", "grace_seconds": host.wanted.grace_seconds, "whatever": False}
