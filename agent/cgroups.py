@@ -101,6 +101,11 @@ class Cgroups:
                 found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
         return found - {0}
 
+    def everybody(self) -> set[int]:
+        """Pids of the processes in the groups of any run here, of other agents too. Only who may write the groups gets into one."""
+        names = {entry.name for group in self._groups for entry in group.folder.iterdir() if entry.is_dir()}
+        return {pid for name in names for pid in self.members(name)}
+
     def remove(self, name: str) -> None:
         """Remove the groups of a run of which no process is left."""
         for folder in self._folders(name):

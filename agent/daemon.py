@@ -253,6 +253,7 @@ class Agent:
             diagnostics=self._diagnostics.seen(),
             start=self.state.starts.now,
             starts_before=self.state.starts.before,
+            binds_streams=True,
         )
 
     def on_observed_sent(self, observed: Observed) -> None:
@@ -359,7 +360,7 @@ class Agent:
         with _disk_trouble_survived("how far logs were sent"):
             self._keep_log_marks()
         if self._streams is not None:
-            self._streams.keep(desired.streams)
+            self._streams.keep(desired.streams, desired.stream_key)
         with _disk_trouble_survived("a diagnostic"):
             self._diagnostics.want(desired.diagnostics)
         await self._reconcile()
@@ -478,7 +479,7 @@ class Agent:
         # As it is now: what was started while the GPUs were read is none.
         holders = {unit: run.id for unit, run in self.runs.holders().items()}
         shims = {run.shim["pid"]: run.id for run in self.runs.runs.values() if "pid" in run.shim}
-        known = Known(uses, holders, shims, ours)
+        known = Known(uses, holders, shims, ours, self.runs.tenants.numbers, self.runs.cgroups.everybody)
         if self._strays.look(self.meter.processes(), known, action=action, now=time.monotonic()):
             self._strays_due = list(self._strays.seen)
             self._note_change()

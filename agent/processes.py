@@ -42,12 +42,19 @@ def users() -> set[int]:
     """The numbers of the users that have a process here."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            status = Path(f"/proc/{entry}/status").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found.add(int(status.split("\nUid:", 1)[1].split()[0]))
+        number = user_of(int(entry))
+        if number is not None:
+            found.add(number)
     return found
+
+
+def user_of(pid: int) -> int | None:
+    """The number of the user who a process really is, whatever a program with other rights lets it act as. None: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(status.split("\nUid:", 1)[1].split()[0])
 
 
 def below(everything: dict[int, Process], root: int) -> list[Process]:

@@ -1,7 +1,8 @@
 """Processes on this host's GPUs that no workload there accounts for: seen, described, and ended where the pool says so.
 
-Ended is only what is surely neither ours nor the system's: a process of an ordinary user, that carries no mark of a workload, that
-descends from no agent, that is no known service, and that was there at two looks. TERM first, KILL after a while, over a file
+Ended is only what is surely neither ours nor the system's: a process of an ordinary user that belongs to no workload, descends from
+no agent, is no service of the system, and was there at two looks. What it is, is told by what it can't choose itself: its user,
+its parents and its control group, never by its name, its program or its environment. TERM first, KILL after a while, over a file
 descriptor of the process, so that nobody else with the same pid is met.
 """
 
@@ -10,23 +11,20 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import processes
 from agent.meter import GpuProcess, Use
 from agent.protocol import StraySeen
+from agent.tenants import Range
 
-FIRST_PERSON, NOBODY = 1000, 65534  # user numbers below and above belong to services
+FIRST_PERSON, NOBODY = 1000, 65534  # services are below; above are subordinate users of people, which each may become
 TERM_SECONDS = 10.0
 MEMORY_STEP_MIB = 256  # a smaller change of its memory is no news
-SERVICES = frozenset(
-    (
-        "nvidia-persiste", "nvidia-cuda-mps", "nv-hostengine", "dcgm-exporter", "dcgmi", "nv-fabricmanag", "nvidia-smi", "Xorg",
-        "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "systemd",
-    )
-)  # fmt: skip
+# Services of the system in which people's own programs may run: by a timetable, or where nobody makes a session of a login.
+OPEN_TO_PEOPLE = ("cron", "crond", "atd", "ssh", "sshd")
 Key = tuple[str, int, int]  # gpu, pid, start
 
 
@@ -35,13 +33,16 @@ class Known:
     """What is known of this host's workloads when its GPUs were looked at.
 
     ``uses``: by unit, of when that look began; ``holders``: by unit the run that holds it, and ``shims``: by pid the run that a
-    shim keeps, both as of now; ``ours``: processes of this agent.
+    shim keeps, both as of now; ``ours``: processes of this agent; ``team_users``: numbers that only workloads run as;
+    ``in_groups``: tells the processes in control groups of workloads.
     """
 
     uses: Mapping[str, Use] = field(default_factory=dict)
     holders: Mapping[str, str] = field(default_factory=dict)
     shims: Mapping[int, str] = field(default_factory=dict)
     ours: Iterable[int] = ()
+    team_users: Range | None = None
+    in_groups: Callable[[], set[int]] = set
 
     def run_of(self, process: processes.Process) -> str:
         """The run that a process belongs to, by what was seen or by its ancestors; empty for none."""
@@ -73,7 +74,7 @@ class Strays:
             run = known.run_of(process)
             if run and run == known.holders.get(each.unit):
                 continue
-            done = self._deal_with(key, process, run, key in before, action, now)
+            done = self._deal_with(key, process, run, key in before, action, known, now)
             strays[key] = StraySeen(
                 each.gpu, each.pid, process.start_ticks, _user(each.pid), process.name[:64], each.memory_mib, run, done
             )
@@ -85,13 +86,13 @@ class Strays:
         return is_news
 
     def _deal_with(
-        self, key: Key, process: processes.Process, run: str, seen_before: bool, action: str, now: float
+        self, key: Key, process: processes.Process, run: str, seen_before: bool, action: str, known: Known, now: float
     ) -> str:
         if action != "end":
             return ""
         since = self._asked.get(key)
         if since is None:
-            why = "it belongs to a workload" if run else spared(process)
+            why = "it belongs to a workload" if run else spared(process, known)
             if why:
                 return f"left alone: {why}"
             if not seen_before:
@@ -103,25 +104,38 @@ class Strays:
         return "killed" if _send(process, signal.SIGKILL) else "could not be ended: not permitted"
 
 
-def spared(process: processes.Process) -> str:
+def spared(process: processes.Process, known: Known) -> str:
     """Why a process that no workload here accounts for is not ended all the same; empty when nothing speaks for it."""
+    uid = processes.user_of(process.pid)
     try:
-        uid = os.stat(f"/proc/{process.pid}").st_uid
-        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-        group = Path(f"/proc/{process.pid}/cgroup").read_text()
+        groups = Path(f"/proc/{process.pid}/cgroup").read_text()
     except OSError:
+        uid = None
+    if uid is None:
         return "what it is can't be read"
-    if not FIRST_PERSON <= uid < NOBODY or uid == os.getuid():
+    if uid < FIRST_PERSON or uid in (NOBODY, os.getuid()):
         return "it runs as a user of the system or of the agent"
-    if process.name in SERVICES:
-        return "it is a known service"
-    if b"GPUPOOL_MARK=" in environment or "gpupool" in group:
-        return "it carries the mark of a workload"
-    if "/system.slice/" in group:
+    if (known.team_users is not None and uid in known.team_users) or process.pid in known.in_groups():
+        return "it belongs to a workload that is not known here"
+    if is_service(groups):
         return "it is a service of the system"
     if os.getpid() in _ancestors(process):
         return "it descends from the agent"
     return ""
+
+
+def is_service(groups: str) -> bool:
+    """Whether a process with these control groups (/proc/PID/cgroup) was started by the system: nobody else puts one below
+    ``/system.slice``. A group of that name within a person's own groups says nothing."""
+    lines = [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= 2]
+    kept = {controller or "unified": path for _, controller, path in lines}
+    path = kept.get("name=systemd", kept.get("unified", ""))
+    while path.startswith("/.."):
+        path = path[3:]  # as an agent in a group of its own sees those outside
+    steps = path.split("/")[1:]
+    if len(steps) < 2 or steps[0] != "system.slice":
+        return False
+    return not any(step.removesuffix(".service").partition("@")[0] in OPEN_TO_PEOPLE for step in steps[1:])
 
 
 def _ancestors(process: processes.Process) -> list[int]:
@@ -154,9 +168,8 @@ def _send(process: processes.Process, number: signal.Signals) -> bool:
 
 
 def _user(pid: int) -> str:
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+    uid = processes.user_of(pid)
+    if uid is None:
         return ""
     try:
         return pwd.getpwuid(uid).pw_name[:64]

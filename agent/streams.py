@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from agent.doors import NoDoor, socket_path
-from agent.protocol import FRAMES_DOWN, STREAM_PATH, ProtocolError, StreamOpen, decode
+from agent.protocol import FRAMES_DOWN, STREAM_KEY_HEADER, STREAM_PATH, ProtocolError, StreamOpen, decode
 
 log = logging.getLogger("agent.streams")
 
@@ -40,9 +40,11 @@ class Streams:
         self._idle: set[asyncio.Task[None]] = set()
         self._used: set[asyncio.Task[None]] = set()
         self._wanted = 0
+        self._key = ""
 
-    def keep(self, count: int) -> None:
-        """Have ``count`` idle connections from now on."""
+    def keep(self, count: int, key: str) -> None:
+        """Have ``count`` idle connections from now on; new ones are dialled with ``key``, which the sync connection brought."""
+        self._key = key
         self._wanted = max(0, min(count, MOST_STREAMS))
         while len(self._idle) < self._wanted:
             self._dial(0)
@@ -86,7 +88,7 @@ class Streams:
 
     async def _serve(self, after: float) -> None:
         await asyncio.sleep(after)
-        headers = {"Authorization": f"Bearer {self._credential()}"}
+        headers = {"Authorization": f"Bearer {self._credential()}", STREAM_KEY_HEADER: self._key}
         try:
             async with self._session.ws_connect(
                 self._url, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=4 << 20

@@ -66,7 +66,7 @@ def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | No
         )
     if len(observed.start) > LONGEST_START or len(observed.starts_before) > MOST_STARTS:
         return AgentRefused(f"start, starts_before: allowed are {LONGEST_START} characters and {MOST_STARTS} entries")
-    if host.agent_start not in ("", observed.start, *observed.starts_before) and observed.start:
+    if host.agent_start not in ("", observed.start, *observed.starts_before):
         return AgentRefused(
             f"this is a copy of the state folder of {host.name}: another agent has gone on with it since", code="agent_copy"
         )

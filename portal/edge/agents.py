@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hmac
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from redis.exceptions import RedisError
 
 from agent.protocol import (
     FRAMES_UP,
+    STREAM_KEY_HEADER,
     Desired,
     Health,
     JoinRequest,
@@ -78,6 +81,8 @@ class Connection:
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
     reported: bool = False  # a report was taken in: it is the host's agent, not only somebody who has its credential
+    stream_key: str = field(default_factory=lambda: secrets.token_hex(16))  # shown by who is at the other end of this connection
+    binds_streams: bool = False  # its agent knows of that
     answered: int = 0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
 
     async def refuse(self, reason: str, *, retry: bool, code: int = REFUSED) -> None:
@@ -178,9 +183,26 @@ class Agents:
         """One of the connections over which workspace bytes travel."""
 
         async def serve(connection: Connection) -> None:
-            await self.streams.serve(connection.host.id, connection.socket)
+            if self._comes_from_the_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
+                await self.streams.serve(connection.host.id, connection.socket)
+            else:
+                await self._refuse_stream(connection)
 
         return await self._with_host(request, 1024 * 1024, True, serve)
+
+    def _comes_from_the_agent(self, host: int, key: str) -> bool:
+        """Whether a stream was dialled by the process whose reports are taken in, and not by another that has the credential."""
+        agent = self._connections.get(host)
+        if agent is None or not agent.reported:
+            return False
+        return not agent.binds_streams or hmac.compare_digest(key.encode(), agent.stream_key.encode())
+
+    async def _refuse_stream(self, connection: Connection) -> None:
+        host, reason = connection.host, "only the agent that is connected lends connections for workspaces"
+        agent = self._connections.get(host.id)
+        if agent is not None and agent.reported:
+            await self._note_second(host, f"somebody else than the agent of {host.name} dialled a connection for workspaces")
+        await connection.refuse(reason, retry=True)
 
     async def _with_host(
         self, request: web.Request, largest: int, autoping: bool, serve: Callable[[Connection], Awaitable[None]]
@@ -225,11 +247,14 @@ class Agents:
     async def _refuse_second(self, connection: Connection) -> None:
         """People see on the host's page that another machine speaks in its name."""
         reason = f"another agent is connected as {connection.host.name}"
-        try:
-            await self._threads.ask(hosts.note_refused, connection.host, reason, timezone.now())
-        except DatabaseError as error:
-            log.warning("a refused agent is not written down", host=connection.host.name, error=str(error))
+        await self._note_second(connection.host, reason)
         await connection.refuse(reason, retry=False)
+
+    async def _note_second(self, host: KnownHost, reason: str) -> None:
+        try:
+            await self._threads.ask(hosts.note_refused, host, reason, timezone.now())
+        except DatabaseError as error:
+            log.warning("a refused agent is not written down", host=host.name, error=str(error))
 
     async def _take_the_place(self, connection: Connection) -> bool:
         """True when this is now the host's only connection; False when an earlier one that has reported proved that it is alive."""
@@ -307,8 +332,12 @@ class Agents:
             with metrics.SYNC_SECONDS.time():
                 desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame, now)
             connection.reported, connection.answered = True, frame.sequence
+            connection.binds_streams = frame.binds_streams
             self._note_runs(connection, frame)
             self._offer(connection, desired)
+        elif not connection.reported:
+            # It has a credential; only its report tells whether it is the host's agent, and no copy that may say what it likes.
+            raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._offer(connection, await self._threads.ask(hosts.prove, host, connection.credentials, frame, now))
         elif isinstance(frame, SampleBatch):
@@ -367,7 +396,10 @@ class Agents:
             connection.credentials = [connection.credentials[0], desired.credential]
         notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
         streams = self.streams.wanted(connection.host.id, notebooks)
-        frame = encode(dataclasses.replace(desired, streams=streams, answers=connection.answered))
+        said = dataclasses.replace(
+            desired, streams=streams, answers=connection.answered, stream_key=connection.stream_key
+        )
+        frame = encode(said)
         await asyncio.wait_for(connection.socket.send_str(frame), SEND_SECONDS)
         if renewed:
             await asyncio.wait_for(connection.socket.ping(RENEWED), SEND_SECONDS)

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from agent import processes, strays
+from agent.cgroups import Cgroups, Limits
 from agent.meter import GpuProcess, Use
 from agent.protocol import StraySeen
 from agent.simulated_nvml import plant_stray
-from agent.strays import Known, Strays
+from agent.strays import Known, Strays, is_service
+from agent.tenants import Range
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -32,9 +35,9 @@ def start() -> Iterator[Starts]:
     """Starts a process that waits, whose parent is gone; gives its pid. Gone after the test."""
     made: list[int] = []
 
-    def one(*, user: int = os.getuid(), deaf: bool = False, **environment: str) -> int:
+    def one(*, user: int = os.getuid(), deaf: bool = False, waits: str = "exec sleep 60", **environment: str) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        waits = "trap '' TERM; while :; do sleep 0.2; done" if deaf else "exec sleep 60"
+        waits = "trap '' TERM; while :; do sleep 0.2; done" if deaf else waits
         made_by = subprocess.run(
             [*change, "/bin/sh", "-c", f'sh -c "{waits}" >/dev/null 2>&1 & echo $!'],
             stdout=subprocess.PIPE,
@@ -144,13 +147,88 @@ def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None
 
 
 @as_somebody_else
-def test_what_carries_the_mark_of_a_workload_is_left_alone(start: Starts) -> None:
-    pid = start(user=PERSON, GPUPOOL_MARK="0123")
+def test_what_a_process_says_of_itself_spares_it_nothing(start: Starts) -> None:
+    """A name of the system's, a mark in its environment, and files in /proc that are root's."""
+    program = "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0); time.sleep(60)"
+    pid = start(user=PERSON, waits=f'exec /usr/bin/python3 -S -c \\"{program}\\"', GPUPOOL_MARK="0123456789abcdef")
+    deadline = time.monotonic() + 20
+    while os.stat(f"/proc/{pid}/status").st_uid != 0 or look_at(pid).name != "systemd":
+        assert time.monotonic() < deadline, "it did not hide"
+        time.sleep(0.05)
+    found = Strays()
+    look(found, pid, 1.0)
+    seen = look(found, pid, 2.0)
+    assert (seen.name, seen.user, seen.done) == ("systemd", str(PERSON), "asked to end")
+
+
+def look_at(pid: int) -> processes.Process:
+    found = processes.look(pid)
+    assert found is not None
+    return found
+
+
+@as_somebody_else
+@pytest.mark.parametrize("proof", ["its user", "its control group"])
+def test_a_workload_that_is_not_known_here_is_left_alone(start: Starts, proof: str) -> None:
+    pid = start(user=PERSON)
+    of_workloads = {
+        "its user": Known(team_users=Range(PERSON, PERSON)),
+        "its control group": Known(in_groups=lambda: {pid}),
+    }
     found = Strays()
     for now in (1.0, 2.0):
-        seen = look(found, pid, now)
-    assert seen.done == "left alone: it carries the mark of a workload"
+        found.look([on_gpu(pid)], of_workloads[proof], action="end", now=now)
+    assert found.seen[0].done == "left alone: it belongs to a workload that is not known here"
     assert processes.look(pid) is not None
+
+
+def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Starts) -> None:
+    groups = Cgroups()
+    if not groups.limited:
+        pytest.skip("control groups can't be written here")
+    pid, name = start(), f"test-{os.getpid()}"
+    made = groups.make(name, Limits())
+    try:
+        assert pid not in groups.everybody()
+        for file in made.procs:
+            Path(file).write_text(str(pid))
+        assert pid in groups.everybody()
+        assert os.stat(Path(made.procs[0]).parent).st_uid == os.getuid(), "nobody else joins it"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+        groups.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("groups", "service"),
+    [
+        ("0::/system.slice/nvidia-dcgm.service", True),
+        ("0::/../../system.slice/nvidia-dcgm.service", True),
+        ("12:pids:/x\n1:name=systemd:/system.slice/slurmd.service\n0::/", True),
+        ("0::/system.slice/docker-0123.scope", True),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/dcgm.service", False),
+        ("0::/user.slice/user-1000.slice/user@1000.service/gpupool/0123", False),
+        ("0::/user.slice/user-1000.slice/session-2.scope", False),
+        ("0::/system.slice", False),
+        ("0::/system.slice/cron.service", False),
+        ("0::/system.slice/system-sshd.slice/sshd@7.service", False),
+        ("0::/system.slice/ssh.service", False),
+        ("0::/", False),
+        ("", False),
+    ],
+)
+def test_a_service_is_what_the_system_started(groups: str, service: bool) -> None:
+    assert is_service(groups) is service
+
+
+@as_somebody_else
+def test_a_subordinate_user_of_a_person_is_no_user_of_the_system(start: Starts) -> None:
+    pid = start(user=165_000)
+    found = Strays()
+    look(found, pid, 1.0)
+    assert look(found, pid, 2.0).done == "asked to end"
+    assert gone(pid)
 
 
 @pytest.mark.parametrize("user", [0, 33, 65534])

@@ -157,6 +157,8 @@ def test_of_two_agents_with_one_identity_the_one_whose_folder_was_left_behind_is
         with pytest.raises(AgentRefused, match="copy of the state folder of alpha") as refused:
             agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
         assert not refused.value.retry
+        with pytest.raises(AgentRefused, match="copy of the state folder of alpha"):
+            agent.sync(world.now + seconds * SECOND, frame(""))  # nor by keeping silent about it
         agent.sync(world.now + seconds * SECOND, frame("second", "first"))
     shown = Host.objects.get(pk=agent.host.pk).refused_agent
     assert shown is not None and shown["code"] == "agent_copy"

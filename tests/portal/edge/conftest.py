@@ -119,10 +119,27 @@ class SmallAgent:
     socket: aiohttp.ClientWebSocketResponse | None = None
     doors: dict[str, Path] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    stream_key: str = ""  # of the last Desired
+    heard: asyncio.Queue[Any] | None = None  # frames, since ``serve``
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.credential}"}
+
+    async def serve(self, *runs: protocol.RunSeen, streams: int = 0) -> None:
+        """Report, so that this is the host's agent; hear everything from now on, and offer connections for bytes."""
+        await self.connect()
+        await self.say(observed(runs=list(runs), binds_streams=True))
+        self.stream_key = (await self.hear()).stream_key
+        self.tasks.append(asyncio.create_task(self._listen()))
+        self.offer_streams(streams)
+        await until(lambda: self.place.edge.agents.streams.idle_of(self.host.pk) == streams)
+
+    async def _listen(self) -> None:
+        assert self.socket is not None
+        self.heard = asyncio.Queue()
+        async for message in self.socket:
+            self.heard.put_nowait(protocol.decode(message.data, protocol.FRAMES_DOWN))
 
     async def connect(self, **more: Any) -> aiohttp.ClientWebSocketResponse:
         url = self.place.url + protocol.SYNC_PATH
@@ -140,6 +157,8 @@ class SmallAgent:
     async def hear(self, seconds: float = 5.0) -> Any:
         """The next frame from the edge."""
         assert self.socket is not None
+        if self.heard is not None:
+            return await asyncio.wait_for(self.heard.get(), seconds)
         message = await self.socket.receive(timeout=seconds)
         assert message.type is aiohttp.WSMsgType.TEXT, message
         return protocol.decode(message.data, protocol.FRAMES_DOWN)
@@ -160,6 +179,8 @@ class SmallAgent:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             opened = protocol.decode(message.data, protocol.FRAMES_DOWN)
+            if not isinstance(opened, protocol.StreamOpen):
+                return
             reader, writer = await asyncio.open_unix_connection(self.doors[opened.run])
             down = asyncio.create_task(_pour(reader, edge))
             with contextlib.suppress(ConnectionError):
@@ -172,10 +193,9 @@ class SmallAgent:
     async def _dialled(self) -> aiohttp.ClientWebSocketResponse:
         """A connection for bytes, however often the edge asks to come back."""
         while True:
+            headers = {**self.headers, protocol.STREAM_KEY_HEADER: self.stream_key}
             try:
-                return await self.place.session.ws_connect(
-                    self.place.url + protocol.STREAM_PATH, headers=self.headers
-                )
+                return await self.place.session.ws_connect(self.place.url + protocol.STREAM_PATH, headers=headers)
             except aiohttp.WSServerHandshakeError as error:
                 if error.status != 503:
                     raise
@@ -368,6 +388,5 @@ async def notebook(place: Place, agent: SmallAgent, upstream: Path) -> Notebook:
     run = await rows(running_notebook, place.world, owner, agent.host)
     label = await rows(lambda: run.workload.workspace_origin.label)
     agent.doors[str(run.public_id)] = upstream
-    agent.offer_streams(3)
-    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 3)
+    await agent.serve(protocol.RunSeen(str(run.public_id), run.generation, "running", ready=True), streams=3)
     return Notebook(place, run, owner, label, agent_api.workspace_secret(run.public_id))

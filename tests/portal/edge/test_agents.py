@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import time
+from typing import Any
 
 import aiohttp
 import pytest
@@ -235,17 +236,74 @@ async def test_streams_that_were_dialled_with_a_revoked_credential_carry_nothing
     place: Place, agent: SmallAgent
 ) -> None:
     """Somebody had a copy of the credential; then the host's agent joins again with a new token."""
-    copy = SmallAgent(place, agent.host, agent.credential)
-    copy.offer_streams(3)
-    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 3)
+    await agent.serve(streams=3)
     await rows(revoke, agent.host)
     joined = SmallAgent(place, agent.host, await rows(give_credential, agent.host))
-    await joined.connect()
-    await joined.say(observed())
-    assert isinstance(await joined.hear(), protocol.Desired)
+    await joined.serve()
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
-    await until(lambda: all(task.done() for task in copy.tasks))
     await joined.close()
+
+
+def dialled(place: Place, credential: str, key: str) -> Any:
+    headers = {"Authorization": f"Bearer {credential}", protocol.STREAM_KEY_HEADER: key}
+    return place.session.ws_connect(place.url + protocol.STREAM_PATH, headers=headers)
+
+
+async def refused_words(stream: aiohttp.ClientWebSocketResponse) -> str:
+    frame = protocol.decode((await stream.receive(timeout=5)).data, protocol.FRAMES_DOWN)
+    assert isinstance(frame, protocol.Refused)
+    return frame.reason
+
+
+async def test_a_copy_of_the_credential_lends_no_connection_for_workspaces_beside_the_agent(
+    place: Place, agent: SmallAgent
+) -> None:
+    await agent.serve(streams=1)
+    assert agent.stream_key
+    for key in ("", "guessed", "é"):
+        async with dialled(place, agent.credential, key) as stream:
+            assert "only the agent that is connected" in await refused_words(stream)
+    assert place.edge.agents.streams.idle_of(agent.host.pk) == 1
+    shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
+    assert shown["code"] == "agent_second" and "dialled a connection for workspaces" in shown["reason"]
+
+
+@pytest.mark.parametrize("reports", ["nothing", "as a copy"])
+async def test_a_copy_lends_no_connection_for_workspaces_while_the_agent_is_away(
+    place: Place, agent: SmallAgent, reports: str
+) -> None:
+    await rows(Host.objects.filter(pk=agent.host.pk).update, agent_start="the newest")
+    if reports == "as a copy":
+        await agent.connect()
+        await agent.say(observed(start="mine", starts_before=["an older one"], binds_streams=True))
+        assert "copy of the state folder" in (await agent.hear_refusal()).reason
+    async with dialled(place, agent.credential, "") as stream:
+        assert "only the agent that is connected" in await refused_words(stream)
+    assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
+
+
+async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(place: Place, agent: SmallAgent) -> None:
+    await agent.connect()
+    await agent.say(observed())
+    assert isinstance(await agent.hear(), protocol.Desired)
+    agent.offer_streams(2)
+    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 2)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        protocol.SampleBatch(1, []),
+        protocol.Health("1", "GPU-1", "xid", "xid:79", 1.0),
+        protocol.LogChunk("00000000-0000-0000-0000-000000000000", 0, "text"),
+        protocol.Proof("challenge", "signature"),
+    ],
+    ids=lambda frame: frame.kind,
+)
+async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(agent: SmallAgent, frame: Any) -> None:
+    await agent.connect()
+    await agent.say(frame)
+    assert "before the first report" in (await agent.hear_refusal()).reason
 
 
 async def test_an_agent_that_comes_back_replaces_its_dead_connection(
@@ -279,6 +337,7 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
     }
     for text, reason in cases.items():
         await agent.connect()
+        await agent.say(observed())
         await agent.say(text)
         refused = await agent.hear_refusal()
         assert reason in refused.reason, text[:50]

@@ -38,9 +38,8 @@ def cut_database_connections(url: str) -> int:
 
 async def test_connections_to_the_database_that_break_are_made_again(notebook: Notebook, agent: SmallAgent) -> None:
     cookie = await notebook.enter()
-    await agent.connect()
     seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
-    for number in range(3):
+    for number in range(2, 5):
         assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
         notebook.place.edge.doors.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
@@ -109,7 +108,6 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
 
     cookie = await notebook.enter()
     socket = await notebook.socket(cookie)
-    await agent.connect()
     with monkeypatch.context() as gone:
         gone.setattr(access, "look_up", away)
         gone.setattr(hosts, "sync", away)
