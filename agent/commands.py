@@ -28,13 +28,21 @@ from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import plant_fault
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
-from agent.launchers import choose
+from agent.launchers import choose, open_sockets
 from agent.meter import Hardware, Meter
 from agent.network import MODES, open_network
 from agent.nvml_meter import NoAnswer, NvmlMeter
 from agent.protocol import SampleRow
 from agent.runs import Runs
-from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models, plant, plant_stray
+from agent.simulated_nvml import (
+    GEOMETRY_FAULTS,
+    BadSimulation,
+    SimulatedMeter,
+    parse_mig,
+    parse_models,
+    plant,
+    plant_stray,
+)
 from agent.state import State, StateError, write_text
 from agent.tenants import HIGHEST, LOWEST, Range
 
@@ -148,11 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     stray.set_defaults(run=_plant_stray)
 
     fault = commands.add_parser(
-        "plant-fault", help="what diagnostics of a simulated GPU find from now on", allow_abbrev=False
+        "plant-fault", help="what diagnostics, or a change of geometry, of a simulated GPU meet from now on", allow_abbrev=False
     )
     fault.add_argument("--state", type=_folder, required=True, help="the agent's folder")
     fault.add_argument("--gpu", type=_whole(0, 63), required=True, help="index of the GPU")
-    fault.add_argument("--fault", choices=("memory", "bandwidth", "arithmetic", "none"), required=True)
+    fault.add_argument("--fault", choices=("memory", "bandwidth", "arithmetic", *GEOMETRY_FAULTS, "none"), required=True)
     fault.set_defaults(run=_plant_fault)
     return parser
 
@@ -310,7 +318,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
         hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
     )  # fmt: skip
     network.watch()
-    notes = [*chosen.notes, *network.notes, *runs.cgroups.notes]
+    notes = [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()

@@ -20,6 +20,7 @@ from agent.background import is_kernel
 from agent.clean import Clean
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
+from agent.geometry import Geometries
 from agent.launchers import Launcher
 from agent.meter import Hardware, HardwareEvent, Meter, Use
 from agent.notebook import watch
@@ -98,6 +99,8 @@ class Agent:
         self._diagnostics = Diagnostics(
             state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions
         )
+        self._geometries = Geometries(state, meter, hardware, runs.locks_folder, self._take_over)
+        self._host_notes = notes
         self._strays = Strays()
         self._clean = Clean(state.folder / "units.json")
         self._uses_seen: dict[str, Use] = {}  # at the last sample
@@ -143,6 +146,7 @@ class Agent:
                 self._watch_notebooks(),
                 self._watch_homes(),
                 self._watch_diagnostics(),
+                self._watch_geometries(),
             )
             tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
             ended: asyncio.Task[object] = asyncio.create_task(stopped.wait())
@@ -163,6 +167,7 @@ class Agent:
         if self._unsaved:
             self._save_samples()
         await self._diagnostics.close()
+        await self._geometries.close()
         if self.options.stop_on_exit:
             await self._stop_everything()
         await self.meter.close()
@@ -251,6 +256,7 @@ class Agent:
             homes=self._homes_due,
             strays=self._strays_due,
             diagnostics=self._diagnostics.seen(),
+            geometries=self._geometries.seen(),
             start=self.state.starts.now,
             starts_before=self.state.starts.before,
             binds_streams=True,
@@ -363,6 +369,8 @@ class Agent:
             self._streams.keep(desired.streams, desired.stream_key)
         with _disk_trouble_survived("a diagnostic"):
             self._diagnostics.want(desired.diagnostics)
+        with _disk_trouble_survived("a geometry"):
+            self._geometries.want(desired.geometries)
         await self._reconcile()
 
     def _note_unnamed(self, named: set[str], is_old: bool) -> None:
@@ -429,6 +437,9 @@ class Agent:
     async def _start(self, wanted: RunWanted) -> None:
         if boottime() >= self._lease_until:
             return  # what the server wanted is too old to begin anything
+        if self._geometries.busy:
+            self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
+            return
         is_new = not (self.runs.homes / wanted.owner).exists()
         self._diagnostics.give_way(wanted.unit_uuids)
         rows = await self.meter.sample(self._uses_seen, time.time()) if wanted.unit_uuids else []
@@ -489,6 +500,21 @@ class Agent:
             await self._diagnostics.changed.wait()
             self._diagnostics.changed.clear()
             self._note_change()
+
+    async def _watch_geometries(self) -> None:
+        while True:
+            await self._geometries.changed.wait()
+            self._geometries.changed.clear()
+            self._note_change()
+
+    def _take_over(self, hardware: Hardware) -> None:
+        """The GPUs are other ones than at the start: one was split otherwise."""
+        self.runs.take_over(hardware)
+        self._diagnostics.take_over(hardware)
+        self._inventory = dataclasses.replace(
+            self._inventory, gpus=hardware.gpus, notes=[*self._host_notes, *hardware.notes], mig_profiles=hardware.mig_profiles
+        )
+        self._note_change()
 
     def _claims(self) -> frozenset[str]:
         return self.runs.known_units
@@ -628,6 +654,7 @@ def _inventory(
         simulated=meter.simulated,
         driver_version=hardware.driver_version,
         cuda_version=hardware.cuda_version,
+        mig_profiles=hardware.mig_profiles,
         notes=[*notes, *hardware.notes],
         environment=environment,
         address=runs.address,

@@ -25,6 +25,7 @@ from agent.conditions import RECOVERY, Condition
 from agent.locks import SLOTS_OF_A_GPU, Claim
 from agent.meter import Hardware, NoAnswer
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
+from agent.simulated_nvml import FAULT
 from agent.state import State, read_json, write_json
 
 log = logging.getLogger("agent.diagnostics")
@@ -33,7 +34,6 @@ LOOK_SECONDS = 0.1
 WAIT_SECONDS = 60.0  # for a GPU's lock; a workload that holds it comes first
 KILL_MARGIN_SECONDS = 3.0  # after its deadline the process has ended itself; what has not is killed
 LARGEST_OUTPUT = 1 << 20
-FAULT = "diagnostic_faults.json"  # of simulated GPUs: what their next diagnostic finds
 
 
 class Diagnostics:
@@ -79,6 +79,10 @@ class Diagnostics:
                 self._tell(DiagnosticSeen(name, "wanted"))
                 self._tasks[name] = asyncio.create_task(self._carry_out(one))
                 self._tasks[name].add_done_callback(lambda task, name=name: self._is_over(name, task))  # type: ignore[misc]
+
+    def take_over(self, hardware: Hardware) -> None:
+        """A GPU was split otherwise."""
+        self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[DiagnosticSeen]:
         """Everything the server may not know yet."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from agent.protocol import GpuSeen, SampleRow
+from agent.mig import Outcome
+from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class Hardware:
     notes: list[str] = field(default_factory=list)
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest that the driver supports
+    mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model: what it can be split into
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Meter(Protocol):
 
     async def events(self, now: float) -> list[HardwareEvent]:
         """What happened since the last call."""
+
+    async def reshape(
+        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+    ) -> Outcome | None:
+        """Split a GPU otherwise (``agent.mig``). None: somebody holds a part of it. Raises NoAnswer; asked again it goes on."""
 
     async def close(self) -> None:
         """Let go of the hardware."""

@@ -4,23 +4,30 @@ A call into a hung driver can block for ever, and ending a process inside NVML h
 but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_meter``).
 
     {"id": 1, "ask": "hardware" | "sample" | "events" | "conditions"}   ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
+    {"id": 1, "ask": "reshape", "about": {...}}                         ->   likewise; about and answer are those of agent.mig
 
 The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from agent import mig
+from agent.protocol import GeometryPart
+
 SLOTS_OF_A_GPU = 840
+MOST_PLACEMENTS = 16  # of one profile on one GPU; NVML has 7 at most
 COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
 GPM_METRICS = {"sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL, "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL}
 WATCHED_EVENTS = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeDoubleBitEccError)
@@ -78,6 +85,7 @@ class Gpu:
         self.uuid = text(pynvml.nvmlDeviceGetUUID(self.handle))
         self.minor = maybe(pynvml.nvmlDeviceGetMinorNumber, self.handle)
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
+        self.model = model_name(text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
         self.instances = self._instances()
         self.earlier: dict[str, Any] = {}  # per unit: the last GPM sample
         pci = maybe(pynvml.nvmlDeviceGetPciInfo, self.handle)
@@ -144,7 +152,7 @@ class Gpu:
         return {
             "index": self.index,
             "uuid": self.uuid,
-            "model": model_name(text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib),
+            "model": self.model,
             "memory_mib": self.memory_mib,
             "compute_capability": capability[0] * 10 + capability[1],
             "nvlink_group": None,
@@ -154,6 +162,31 @@ class Gpu:
             "pci_bus_id": self.pci_bus_id,
             "units": units,
         }
+
+    def mig_profiles(self) -> list[dict[str, Any]]:
+        """As ``protocol.MigProfileSeen``, with NVML's ``id``. Where instances may begin some drivers tell only while MIG is on."""
+        if maybe(pynvml.nvmlDeviceGetMigMode, self.handle) is None:
+            return []
+        found = []
+        for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            info = _profile_info(self.handle, number)
+            if info is None:
+                continue
+            gigabytes = round(info.memorySizeMB / 1024)
+            name = re.search(r"MIG (\S+)", text(getattr(info, "name", b"")))
+            places = _placements(self.handle, info.id)
+            found.append(
+                {
+                    "id": info.id,
+                    "name": name[1] if name else f"{info.sliceCount}g.{gigabytes}gb",
+                    "slices": info.sliceCount,
+                    "memory_mib": info.memorySizeMB,
+                    "most": info.instanceCount,
+                    "size": places[0][1] if places else 0,
+                    "starts": [start for start, _ in places],
+                }
+            )
+        return found
 
     def _links(self) -> dict[int, int]:
         """Of each NVLink that this board has: 1 when it is up."""
@@ -318,6 +351,125 @@ class Gpu:
         return {**unknown, **measured}
 
 
+def _profile_info(handle: Any, number: int) -> Any:
+    """With its name where the driver is new enough to tell it."""
+    info = maybe(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
+    return info if info is not None else maybe(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
+
+
+def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
+    """(start, size) of each place where an instance may begin, on an empty GPU; none where the driver does not tell."""
+    found = (pynvml.c_nvmlGpuInstancePlacement_t * MOST_PLACEMENTS)()
+    count = ctypes.c_uint(MOST_PLACEMENTS)
+    if maybe(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, found, ctypes.byref(count)) is None:
+        return []
+    return sorted((place.start, place.size) for place in found[: count.value])
+
+
+class MigBoard:
+    """One real GPU as ``mig.Board``: every refusal of the driver is a Trouble in words."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._handle = gpu.handle
+        self._profiles = gpu.mig_profiles()
+        self._names = {profile["id"]: profile["name"] for profile in self._profiles}
+
+    def parts(self) -> list[str] | None:
+        """Profiles of its instances, '' for one without a compute instance. None: it is not split."""
+        mode = _told("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        if mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        return [self._names[profile] if _compute_instances(gi) else "" for profile, gi in self._instances()]
+
+    def split(self, on: bool) -> None:
+        """MIG mode, now. Where it would need a reset first, what is pending is taken back."""
+        wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
+        status = _told("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, wanted)
+        mode = _told("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        if mode[0] == wanted:
+            return
+        maybe(pynvml.nvmlDeviceSetMigMode, self._handle, mode[0])
+        raise mig.Trouble(f"MIG mode: {_words(status) if status else 'the GPU needs a reset first'}")
+
+    def clear(self) -> None:
+        """Compute instances first, then what they lie in."""
+        for profile, gi in self._instances():
+            for ci in _compute_instances(gi):
+                _told(f"taking {self._names[profile]} away", pynvml.nvmlComputeInstanceDestroy, ci)
+            _told(f"taking {self._names[profile]} away", pynvml.nvmlGpuInstanceDestroy, gi)
+
+    def make(self, part: GeometryPart) -> None:
+        """The instance, and one compute instance that is all of it. What can't be completed is taken away again by ``clear``."""
+        # Now that MIG is on the driver may know more places than before.
+        profile = next((one for one in self._profiles if one["name"] == part.profile), None)
+        if profile is None:
+            raise mig.Trouble(f"{part.profile}: not a profile of this GPU")
+        what = f"making {part.profile}"
+        if part.start is None or not profile["size"]:
+            gi = _told(what, pynvml.nvmlDeviceCreateGpuInstance, self._handle, profile["id"])
+        else:
+            place = pynvml.c_nvmlGpuInstancePlacement_t(part.start, profile["size"])
+            call = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+            gi = _told(what, call, self._handle, profile["id"], ctypes.byref(place))
+        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            info = _compute_profile(gi, number)
+            if info is not None and info.sliceCount == profile["slices"]:
+                _told(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, info.id)
+                return
+        raise mig.Trouble(f"{what}: the driver has no compute instance of {profile['slices']} slices")
+
+    def _instances(self) -> list[tuple[int, Any]]:
+        """(id of the profile, handle) of each."""
+        found = []
+        for profile in self._profiles:
+            handles = (pynvml.c_nvmlGpuInstance_t * MOST_PLACEMENTS)()
+            count = ctypes.c_uint(MOST_PLACEMENTS)
+            call = pynvml.nvmlDeviceGetGpuInstances
+            if maybe(call, self._handle, profile["id"], handles, ctypes.byref(count)) is not None:
+                found += [(profile["id"], handle) for handle in handles[: count.value]]
+        return found
+
+
+def _compute_profile(gi: Any, number: int) -> Any:
+    shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    return maybe(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, number, shared, 1)
+
+
+def _compute_instances(gi: Any) -> list[Any]:
+    found: list[Any] = []
+    for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        info = _compute_profile(gi, number)
+        if info is None:
+            continue
+        handles = (pynvml.c_nvmlComputeInstance_t * MOST_PLACEMENTS)()
+        count = ctypes.c_uint(MOST_PLACEMENTS)
+        if maybe(pynvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles, ctypes.byref(count)) is not None:
+            found += handles[: count.value]
+    return found
+
+
+# What the driver's refusals mean for whoever wanted another geometry.
+REFUSALS = {
+    pynvml.NVML_ERROR_IN_USE: "a process still uses the GPU",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not do that: it has to run as root",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset first",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "it does not fit on the GPU",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the GPU or its driver does not support that",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the driver does not reach the GPU",
+}
+
+
+def _words(code: int) -> str:
+    return REFUSALS.get(code) or str(pynvml.NVMLError(code))
+
+
+def _told(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        raise mig.Trouble(f"{what}: {_words(error.value)}") from None
+
+
 def _between(before: Any, after: Any) -> dict[str, Any]:
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -394,7 +546,19 @@ class Reader:
             "cuda_version": _version(maybe(pynvml.nvmlSystemGetCudaDriverVersion_v2)),
             "notes": notes,
             "devices": devices,
+            "mig_profiles": self._offers(),
         }
+
+    def _offers(self) -> dict[str, list[dict[str, Any]]]:
+        """By model: what it can be split into. Of equal boards the one that tells most counts."""
+        offers: dict[str, list[dict[str, Any]]] = {}
+        for gpu in self.gpus:
+            found = [{key: value for key, value in one.items() if key != "id"} for one in gpu.mig_profiles()]
+            if sum(len(one["starts"]) for one in found) > sum(len(one["starts"]) for one in offers.get(gpu.model, [])) or (
+                found and gpu.model not in offers
+            ):
+                offers[gpu.model] = found
+        return offers
 
     def _seen(self) -> list[dict[str, Any]]:
         """Every GPU, with the group of those that reach each other over NVLink, and how it reaches the others."""
@@ -431,6 +595,19 @@ class Reader:
                     of = {index: low if group == high else group for index, group in of.items()}
         numbers = {group: number for number, group in enumerate(sorted(set(of.values())))}
         return {index: numbers[group] for index, group in of.items()}
+
+    def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
+        """Split a GPU otherwise; its instances, and what may have changed with a reset, are read anew, whatever came of it."""
+        locks_folder, uuid, parts, before = mig.from_json(about)
+        place = next((place for place, gpu in enumerate(self.gpus) if gpu.uuid == uuid), None)
+        if place is None:
+            return asdict(mig.Outcome("failed", "this host does not have that GPU"))
+        gpu = self.gpus[place]
+        try:
+            outcome = mig.under_lock(locks_folder, uuid, MigBoard(gpu), parts, before)
+        finally:
+            self.gpus[place] = Gpu(gpu.index)
+        return None if outcome is None else asdict(outcome)
 
     def conditions(self) -> dict[str, dict[str, Any]]:
         """By GPU uuid: what can be wrong with it without an event."""
@@ -472,7 +649,8 @@ def main() -> int:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            answer = {"id": question["id"], "answer": asks[question["ask"]]()}
+            about = question.get("about")
+            answer = {"id": question["id"], "answer": reader.reshape(about) if about else asks[question["ask"]]()}
         except pynvml.NVMLError as error:
             answer = {"id": question["id"], "error": str(error)}
         print(json.dumps(answer), flush=True)

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from agent import conditions, kernel_log
+from agent import conditions, kernel_log, mig
 from agent.meter import GpuProcess, Hardware, HardwareEvent, NoAnswer, Use
-from agent.protocol import GpuSeen, SampleRow, parse
+from agent.mig import Outcome
+from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, parse
 from agent.state import boot_id
 
 __all__ = ["NoAnswer", "NvmlMeter"]
@@ -50,6 +53,7 @@ class NvmlMeter:
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
+        self._reshaping = False  # the process is busy with that, for up to minutes
 
     async def hardware(self) -> Hardware:
         answer = await self._ask("hardware", START_DEADLINE_SECONDS)
@@ -57,10 +61,15 @@ class NvmlMeter:
         self._gpus = gpus
         self._gpu_of = {unit.uuid: gpu.uuid for gpu in gpus for unit in gpu.units}
         versions = answer["driver_version"], answer["cuda_version"]
-        return Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1])
+        offers = {
+            model: [parse(MigProfileSeen, one) for one in profiles] for model, profiles in answer["mig_profiles"].items()
+        }
+        return Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         try:
+            if self._reshaping:
+                raise NoAnswer("a GPU is being split otherwise")
             answer = await self._ask("sample", self._deadline)
         except NoAnswer as problem:
             log.warning("GPUs are not read: %s", problem)
@@ -87,6 +96,8 @@ class NvmlMeter:
         return found
 
     async def events(self, now: float) -> list[HardwareEvent]:
+        if self._reshaping:
+            return []  # the driver keeps them until it is asked
         try:
             answer = await self._ask("events", self._deadline)
             found = [HardwareEvent(uuid.uuid4().hex, event["gpu"], "xid", event["code"], now) for event in answer]
@@ -98,6 +109,8 @@ class NvmlMeter:
 
     async def conditions(self) -> dict[str, conditions.Condition]:
         """By GPU: what can be wrong with it without an event, as it is now. Raises NoAnswer."""
+        if self._reshaping:
+            raise NoAnswer("a GPU is being split otherwise")
         answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
         return answer
 
@@ -119,6 +132,17 @@ class NvmlMeter:
         self._hung_since = now
         return [HardwareEvent(uuid.uuid4().hex, "", "nvml", "nvml:hung", now, problem)]
 
+    async def reshape(
+        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+    ) -> Outcome | None:
+        """In the NVML process, which holds the driver open: another one would find the GPU in use."""
+        self._reshaping = True
+        try:
+            answer = await self._ask("reshape", deadline, mig.to_json(locks_folder, gpu, parts, before))
+        finally:
+            self._reshaping = False
+        return None if answer is None else Outcome(**answer)
+
     async def close(self) -> None:
         """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
         if self._process is None or self._process.stdin is None:
@@ -128,7 +152,7 @@ class NvmlMeter:
         while self._process.poll() is None and time.monotonic() < until:
             await asyncio.sleep(0.02)
 
-    async def _ask(self, what: str, deadline: float) -> Any:
+    async def _ask(self, what: str, deadline: float, about: Any = None) -> Any:
         async with self._asking:
             if self._process is None or self._process.poll() is not None:
                 if not self._has_answered and time.monotonic() - self._started_at < RESTART_SECONDS:
@@ -140,7 +164,7 @@ class NvmlMeter:
             assert self._process is not None and self._process.stdin is not None
             self._number += 1
             try:
-                self._process.stdin.write(json.dumps({"id": self._number, "ask": what}).encode() + b"\n")
+                self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
                 self._process.stdin.flush()
             except OSError as error:
                 raise NoAnswer(f"the NVML process ended ({error})") from None

@@ -86,7 +86,6 @@ class GpuSeen:
     links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/nvml.py
     pcie: str = ""  # "gen 5 x16, of gen 5 x16"
     nvlinks: int | None = None  # links that are up
-    mig_profiles: list[MigProfileSeen] = field(default_factory=list)  # empty: it can't be split, or an agent that does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +113,7 @@ class Inventory:
     cgroups: str = ""  # v1, v2, hybrid or none
     network: str = ""  # of workloads: private, internet or host
     address: str = ""  # where workloads of other hosts reach those of this one; empty: nowhere, or not known
+    mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by GpuSeen.model; absent: can't be split
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics on this host
 
 

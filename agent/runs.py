@@ -151,7 +151,6 @@ class Runs:
     ) -> None:
         self.state = state
         self.launcher = launcher
-        self.hardware = hardware
         self.homes = homes
         self.locks_folder = locks_folder
         self.exposed = exposed
@@ -163,6 +162,12 @@ class Runs:
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
+        self._claims: dict[str, Claim] = {}
+        self.take_over(hardware)
+
+    def take_over(self, hardware: Hardware) -> None:
+        """What the host has: at the start, and when a GPU that nobody held was split otherwise."""
+        self.hardware = hardware
         self._claims = {
             unit.uuid: Claim(gpu.uuid, unit.first_slot, unit.slots) for gpu in hardware.gpus for unit in gpu.units
         }

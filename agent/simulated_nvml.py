@@ -8,20 +8,26 @@ temperature lags behind the power, and under MIG neither utilisation nor the boa
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
+import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent import processes
+from agent import mig, processes
 from agent.locks import SLOTS_OF_A_GPU
 from agent.meter import GpuProcess, Hardware, HardwareEvent, Use
-from agent.protocol import GpuSeen, SampleRow, UnitSeen
+from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, UnitSeen
 from agent.state import StateError, read_json, write_json
 
+GEOMETRIES = "simulated_geometries.json"
+FAULT = "diagnostic_faults.json"  # what was planted: what the next diagnostic finds, or what the driver says to another geometry
+STEP_SECONDS = 0.05  # that a simulated driver takes for each instance
 NAMES = uuid.UUID("5b0d0b5a-6f1e-4c1e-9d57-7d6a3f1c2b10")
 LARGEST_HOST = 64
 COMPUTE_SLICES = 7
@@ -40,18 +46,35 @@ class Board:
     most_w: float
     clock_mhz: int
     compute_capability: int
-    nvlink: bool
+    nvlinks: int  # of a board on switches, as HGX boards have them; 0: PCIe alone
+    pcie_generation: int
+    mig_gb: tuple[int, ...] = ()  # of its MIG profiles, in the order of PROFILES; empty: it can't be split
 
 
 BOARDS = {
-    "H200-141GB": Board(143771, 76, 700, 1980, 90, True),
-    "H100-80GB": Board(81559, 70, 700, 1980, 90, True),
-    "A100-80GB": Board(81920, 62, 400, 1410, 80, True),
-    "A100-40GB": Board(40960, 52, 400, 1410, 80, True),
-    "L40S-48GB": Board(46068, 35, 350, 2520, 89, False),
-    "L4-24GB": Board(23034, 12, 72, 2040, 89, False),
-    "V100-32GB": Board(32768, 40, 300, 1530, 70, True),
-    "T4-16GB": Board(15360, 10, 70, 1590, 75, False),
+    "H200-141GB": Board(143771, 76, 700, 1980, 90, 18, 5, (18, 35, 35, 71, 71, 141)),
+    "H100-80GB": Board(81559, 70, 700, 1980, 90, 18, 5, (10, 20, 20, 40, 40, 80)),
+    "A100-80GB": Board(81920, 62, 400, 1410, 80, 12, 4, (10, 20, 20, 40, 40, 80)),
+    "A100-40GB": Board(40960, 52, 400, 1410, 80, 12, 4, (5, 10, 10, 20, 20, 40)),
+    "L40S-48GB": Board(46068, 35, 350, 2520, 89, 0, 4),
+    "L4-24GB": Board(23034, 12, 72, 2040, 89, 0, 4),
+    "V100-32GB": Board(32768, 40, 300, 1530, 70, 6, 3),
+    "T4-16GB": Board(15360, 10, 70, 1590, 75, 0, 3),
+}
+# Compute slices, memory slices and where an instance may begin (NVIDIA's MIG user guide, "Supported MIG profiles").
+PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
+    (1, 1, (0, 1, 2, 3, 4, 5, 6)),
+    (1, 2, (0, 2, 4, 6)),
+    (2, 2, (0, 2, 4)),
+    (3, 4, (0, 4)),
+    (4, 4, (0,)),
+    (7, 8, (0,)),
+)
+# What a driver may say to another geometry, by the word with which it is planted.
+GEOMETRY_FAULTS = {
+    "geometry-in-use": "a process still uses the GPU (planted)",
+    "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",
+    "geometry-reset": "the GPU needs a reset first (planted)",
 }
 
 
@@ -117,19 +140,50 @@ def _memory_gb(profile: str) -> int:
     return int(profile[3:-2])
 
 
+def offers(model: str) -> list[MigProfileSeen]:
+    """What a board of this model can be split into."""
+    return [
+        MigProfileSeen(f"{slices}g.{gb}gb", slices, _instance_mib(gb), len(starts), size, list(starts))
+        for gb, (slices, size, starts) in zip(BOARDS[model].mig_gb, PROFILES, strict=False)
+    ]
+
+
+def _instance_mib(gigabytes: int) -> int:
+    return int(gigabytes * 1024 * 0.95)
+
+
+def _gpu_name(host: str, index: int) -> str:
+    return f"GPU-{uuid.uuid5(NAMES, f'{host}/{index}')}"
+
+
 def _gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
-    return [_gpu(host, index, model, slices.get(index, []), len(models)) for index, model in enumerate(models)]
+    return [_gpu(host, index, models, slices.get(index, [])) for index in range(len(models))]
 
 
-def _gpu(host: str, index: int, model: str, profiles: list[str], count: int) -> GpuSeen:
+def _numa_node(index: int, count: int) -> int:
+    return 0 if index < (count + 1) // 2 else 1
+
+
+def _way(one: int, other: int, models: list[str]) -> str:
+    """How two GPUs of a host reach each other: boards of one model over the switches of their baseboard, others over PCIe."""
+    if models[one] == models[other] and BOARDS[models[one]].nvlinks:
+        return "NVLink"
+    same = _numa_node(one, len(models)) == _numa_node(other, len(models))
+    return "one NUMA node" if same else "across NUMA nodes"
+
+
+def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSeen:
+    model, count = models[index], len(models)
     board = BOARDS[model]
-    name = f"GPU-{uuid.uuid5(NAMES, f'{host}/{index}')}"
+    name = _gpu_name(host, index)
+    linked = bool(board.nvlinks) and models.count(model) > 1
+    switched = [each for each in dict.fromkeys(models) if BOARDS[each].nvlinks and models.count(each) > 1]
     units = [UnitSeen(name, "", 0, SLOTS_OF_A_GPU, board.memory_mib)] if not profiles else []
     first = 0
     for number, profile in enumerate(profiles):
         slots = SLOTS_OF_A_GPU * _compute(profile) // COMPUTE_SLICES
         instance = f"MIG-{uuid.uuid5(NAMES, f'{host}/{index}/{number}/{profile}')}"
-        memory = int(_memory_gb(profile) * 1024 * 0.95)
+        memory = _instance_mib(_memory_gb(profile))
         units.append(UnitSeen(instance, profile, first, slots, memory))
         first += slots
     return GpuSeen(
@@ -138,11 +192,47 @@ def _gpu(host: str, index: int, model: str, profiles: list[str], count: int) -> 
         model=model,
         memory_mib=board.memory_mib,
         compute_capability=board.compute_capability,
-        nvlink_group=0 if board.nvlink and count > 1 else None,
-        numa_node=0 if index < (count + 1) // 2 else 1,
+        nvlink_group=switched.index(model) if linked else None,
+        numa_node=_numa_node(index, count),
         pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
         units=units,
+        links={_gpu_name(host, other): _way(index, other, models) for other in range(count) if other != index},
+        pcie=f"x16 of x16, up to generation {board.pcie_generation}",
+        nvlinks=board.nvlinks if linked else None,
     )
+
+
+class SimulatedBoard:
+    """One simulated GPU as ``mig.Board``. Each step is on disk before the next begins: an agent that is killed leaves it in
+    between, as it would a real one."""
+
+    def __init__(self, path: Path, gpu: str, profiles: list[str], fault: str) -> None:
+        self._path, self._gpu, self._fault = path, gpu, fault
+        self._given = profiles or None
+
+    def parts(self) -> list[str] | None:
+        """Profiles of its instances; None: it is not split."""
+        found: list[str] | None = (read_json(self._path) or {}).get(self._gpu, self._given)
+        return found
+
+    def split(self, on: bool) -> None:
+        """MIG mode."""
+        self._step([] if on else None)
+
+    def clear(self) -> None:
+        """Every instance goes."""
+        for _ in self.parts() or ():
+            self._step((self.parts() or [])[:-1])
+
+    def make(self, part: GeometryPart) -> None:
+        """One more instance."""
+        self._step([*(self.parts() or []), part.profile])
+
+    def _step(self, profiles: list[str] | None) -> None:
+        if self._fault in GEOMETRY_FAULTS:
+            raise mig.Trouble(GEOMETRY_FAULTS[self._fault])
+        time.sleep(STEP_SECONDS)
+        write_json(self._path, {**(read_json(self._path) or {}), self._gpu: profiles})
 
 
 @dataclass
@@ -163,7 +253,10 @@ class SimulatedMeter:
     simulated = True
 
     def __init__(self, host: str, models: list[str], slices: dict[int, list[str]], folder: Path) -> None:
-        self._gpus = _gpus(host, models, slices)
+        self._host, self._models, self._slices = host, models, slices
+        self._geometries = folder / GEOMETRIES
+        self._faults = folder / FAULT
+        self._gpus = _gpus(host, models, self._present())
         self._strays = folder / STRAYS
         self._processes: list[GpuProcess] = []
         self._planted = folder / "planted"
@@ -175,7 +268,28 @@ class SimulatedMeter:
         self._noise = random.Random(host)
 
     async def hardware(self) -> Hardware:
-        return Hardware(gpus=self._gpus, driver_version="simulated")
+        self._gpus = _gpus(self._host, self._models, self._present())
+        offered = {model: offers(model) for model in dict.fromkeys(self._models) if BOARDS[model].mig_gb}
+        return Hardware(gpus=self._gpus, driver_version="simulated", mig_profiles=offered)
+
+    def _present(self) -> dict[int, list[str]]:
+        """By index: the profiles that it has now, as it was started or as it was split since."""
+        changed = read_json(self._geometries) or {}
+        names = {_gpu_name(self._host, index): index for index in range(len(self._models))}
+        since = {
+            names[name]: profiles or []
+            for name, profiles in changed.items()
+            if name in names and {*(profiles or ())} <= {one.name for one in offers(self._models[names[name]])}
+        }
+        return {**self._slices, **since}
+
+    async def reshape(
+        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+    ) -> mig.Outcome | None:
+        index = next(each.index for each in self._gpus if each.uuid == gpu)
+        fault = (read_json(self._faults) or {}).get(str(index), "")
+        board = SimulatedBoard(self._geometries, gpu, self._slices.get(index, []), fault)
+        return await asyncio.to_thread(mig.under_lock, locks_folder, gpu, board, parts, before)
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         self._processes = self._planted_strays()

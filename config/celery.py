@@ -87,6 +87,7 @@ app.conf.update(
         "sweep": {"task": "scheduler.tasks.sweep", **_every(2.0, "engine")},
         "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_every(2.0, "engine")},
         "reservation clock": {"task": "scheduler.tasks.reservation_clock", **_every(2.0, "engine")},
+        "geometries": {"task": "scheduler.tasks.keep_geometries", **_every(5.0, "engine")},
         "diagnostics": {"task": "scheduler.tasks.keep_diagnostics", **_every(5.0, "engine")},
         "quota hours": {"task": "scheduler.tasks.count_quota_hours", **_every(60.0, "engine")},
         "forget old": {"task": "scheduler.tasks.forget_old", **_every(600.0, "default")},

@@ -36,12 +36,15 @@ MOST_CHECKS = 50
 def want(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagnostic:
     """Have its host look at a GPU that nobody holds. One that is quarantined or out is `diagnosing` from now on.
 
-    Raises Refused ``gpu_is_held``, ``diagnostic_is_open``, ``host_does_not_answer`` or ``gpu_is_not_reported``.
+    Raises Refused ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``, ``host_does_not_answer`` or
+    ``gpu_is_not_reported``.
     """
     host = locks.hosts([gpu.host_id])[gpu.host_id]
     fresh = Gpu.objects.get(pk=gpu.pk)
     if fresh.retired_at is not None or fresh.state_reason == NOT_REPORTED:
         raise Refused("gpu_is_not_reported", (("gpu", fresh.index), ("host", host.name)))
+    if fresh.repair_state == RepairState.RESHAPING:
+        raise Refused("geometry_is_changing", (("gpu", fresh.index), ("host", host.name)))
     if host.lease_state != LeaseState.ALIVE:
         raise Refused("host_does_not_answer", (("host", host.name),))
     holders = Allocation.objects.filter(unit__gpu=fresh, period__upper_inf=True)
@@ -101,7 +104,7 @@ def take_in(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
     for row in rows.order_by("pk"):
         one = told[row.public_id]
         facts = {
-            "tool": one.tool[:12],
+            "tool": one.tool[:40],
             "simulated": host.simulated,
             "checks": [_kept(check) for check in one.checks[:MOST_CHECKS]],
             "detail": one.detail[:300],

@@ -35,7 +35,8 @@ WHERE h.id = %(host)s AND p.id = h.pool_id
 RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
   p.diagnostic_seconds,
   EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
-  EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running'))
+  EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running')),
+  EXISTS (SELECT FROM scheduler_geometrychange AS g WHERE g.host_id = h.id AND g.state = 'changing')
 """
 
 
@@ -60,7 +61,7 @@ def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now:
     if row is None:
         return None
     name, lease_state, credential_hash, expires_at, public_key = row[:5]
-    pool_id, stray_action, tool, seconds, has_commands, has_diagnostics = row[5:]
+    pool_id, stray_action, tool, seconds, has_commands, has_diagnostics, has_geometries = row[5:]
     if lease_state == LeaseState.SUSPECT:
         _trust_again(host_id, now)
     pool = Pool(pk=pool_id, stray_action=stray_action, diagnostic_tool=tool, diagnostic_seconds=seconds)
@@ -68,7 +69,9 @@ def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now:
         pk=host_id, pool=pool, name=name, credential_hash=credential_hash, credential_expires_at=expires_at,
         public_key=public_key,
     )  # fmt: skip
-    return reconcile.wanted_of(host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics)
+    return reconcile.wanted_of(
+        host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics, has_geometries=has_geometries
+    )
 
 
 def _trust_again(host_id: int, now: datetime) -> None:
@@ -85,6 +88,7 @@ def _may_be_quiet(observed: Observed) -> bool:
         and bool(observed.start)
         and observed.homes is None
         and not observed.diagnostics
+        and not observed.geometries
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,15 +18,21 @@ from agent.protocol import (
     EnvironmentSeen,
     GpuSeen,
     Inventory,
+    MigProfileSeen,
     UnitSeen,
 )
 from scheduler import nudge
+from scheduler.core.geometry import COMPUTE_SLICES
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.isolation import level_of
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
 from scheduler.states import RepairState, change_state
 
 MOST_GPUS = 64
+MOST_PROFILES = 40  # of MIG, of one model
+MEMORY_SLICES = 16  # NVIDIA's boards have 8
+MOST_DIAGNOSTICS = 20
+DIAGNOSTIC = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}")
 ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|")
 LONGEST_WORD = 60  # characters of a package's name or version
 CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
@@ -48,6 +54,14 @@ def problem(host: Host, inventory: Inventory) -> str:
         found = _problem_of(gpu)
         if found:
             return found
+    found = _problem_of_profiles(inventory.mig_profiles)
+    if found:
+        return found
+    if len(inventory.diagnostics) > MOST_DIAGNOSTICS or not all(map(DIAGNOSTIC.fullmatch, inventory.diagnostics)):
+        return (
+            f"inventory.diagnostics: {len(inventory.diagnostics)} entries; allowed: at most {MOST_DIAGNOSTICS}, "
+            "names of 2 to 40 letters, digits, . _ and -"
+        )
     if not ADDRESS.fullmatch(inventory.address):
         return f"inventory.address: {inventory.address[:60]!r}; allowed: an IP address, a host name, or nothing"
     if inventory.environment is not None and (found := _problem_of_environment(inventory.environment)):
@@ -94,6 +108,21 @@ def _problem_of(gpu: GpuSeen) -> str:
                 f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
             )
         at = unit.first_slot + unit.slots
+    return ""
+
+
+def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str:
+    if len(offered) > MOST_GPUS or any(len(profiles) > MOST_PROFILES for profiles in offered.values()):
+        return f"inventory.mig_profiles: allowed are {MOST_GPUS} models with at most {MOST_PROFILES} profiles each"
+    for model, profiles in offered.items():
+        for one in profiles:
+            fits = 1 <= one.slices <= COMPUTE_SLICES and 1 <= one.most <= COMPUTE_SLICES and 0 <= one.size <= MEMORY_SLICES
+            starts = len(one.starts) <= MEMORY_SLICES and all(0 <= start < MEMORY_SLICES for start in one.starts)
+            if not one.name or len(one.name) > 30 or not fits or not starts or not 0 <= one.memory_mib < 2**31:
+                return (
+                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, {one.most} at most, size "
+                    f"{one.size}; allowed: 1 to {COMPUTE_SLICES} slices, as many at most, size and starts within {MEMORY_SLICES}"
+                )
     return ""
 
 

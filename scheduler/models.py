@@ -40,6 +40,8 @@ class StrayAction(models.TextChoices):
 
 
 class DiagnosticTool(models.TextChoices):
+    """What every host knows. A pool may also choose a name that its hosts give to a diagnostic of their operator's."""
+
     AUTO = "auto", "DCGM where the host has it, else our own"
     OWN = "own", "our own"
     DCGM = "dcgm", "DCGM"
@@ -109,7 +111,9 @@ class Pool(models.Model):
     stray_action = models.CharField(
         max_length=6, choices=StrayAction.choices, default=StrayAction.REPORT, help_text="for processes of no workload"
     )
-    diagnostic_tool = models.CharField(max_length=4, choices=DiagnosticTool.choices, default=DiagnosticTool.AUTO)
+    diagnostic_tool = models.CharField(
+        max_length=40, default=DiagnosticTool.AUTO, help_text="a DiagnosticTool, or a name that its hosts report"
+    )
     diagnostic_seconds = models.PositiveIntegerField(default=600, help_text="how long a diagnostic of one GPU may take")
     diagnose_after_quarantine = models.BooleanField(
         default=True, help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out"
@@ -802,7 +806,9 @@ class Diagnostic(models.Model):
     state = models.CharField(
         max_length=8, choices=states.choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
     )
-    tool = models.CharField(max_length=12, default="", blank=True, help_text="what was run: dcgm, own or simulated")
+    tool = models.CharField(
+        max_length=40, default="", blank=True, help_text="what was run: dcgm, own, simulated or a name of the host's"
+    )
     simulated = models.BooleanField(default=False, help_text="nothing was measured")
     checks = models.JSONField(default=list, blank=True, help_text="name, passed and numbers of each check")
     detail = models.CharField(max_length=300, default="", blank=True)
@@ -820,6 +826,39 @@ class Diagnostic(models.Model):
             models.Index(fields=["gpu", "-created_at"]),
             models.Index(fields=["host"], condition=Q(state__in=("wanted", "running")), name="open_diagnostics_of_a_host"),
         ]
+
+
+class GeometryChange(models.Model):
+    """A GPU that is to be split otherwise: drained first, then its host is told. Kept, whatever came of it."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="geometry_changes")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="geometry_changes")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    before = models.JSONField(default=list, blank=True, help_text="profiles of its units; empty: one whole GPU")
+    parts = models.JSONField(default=list, blank=True, help_text="profile and start of each; empty: one whole GPU")
+    state = models.CharField(
+        max_length=10, choices=states.choices(states.GeometryState), default=states.GeometryState.DRAINING
+    )
+    detail = models.CharField(max_length=300, default="", blank=True, help_text="what its host says of it")
+    created_at = models.DateTimeField()
+    told_at = models.DateTimeField(null=True, blank=True, help_text="when nothing held it any more and its host was told")
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu"], condition=Q(state__in=("draining", "changing")), name="one_open_change_of_geometry_per_gpu"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["gpu", "-created_at"]),
+            models.Index(fields=["host"], condition=Q(state__in=("draining", "changing")), name="open_geometry_of_a_host"),
+        ]
+
+    @property
+    def profiles(self) -> list[str]:
+        """Of the units that it is to have; empty: one whole GPU."""
+        return [str(part["profile"]) for part in self.parts]
 
 
 class RecordingPart(models.Model):

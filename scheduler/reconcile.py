@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import transaction
 
 from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunWanted
-from scheduler import attempts, commands, diagnostics, gangs, inventory, leases, locks, nudge, volumes
+from scheduler import attempts, commands, diagnostics, gangs, geometry, inventory, leases, locks, nudge, volumes
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Command, Host, Pool, Run, Team, Workload, WorkloadKind
 from scheduler.services.agents import due_challenge, note_refused_agent, renewed_credential
@@ -91,6 +91,7 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
     rebooted = observed.boot_id != host.boot_id
     inventory.write(host, observed.inventory, now)
     diagnostics.take_in(host, observed.diagnostics, now)
+    geometry.take_in(host, observed.geometries, now)
     seen = {key: run for run in observed.runs if (key := _uuid(run.run)) is not None}
     _take_in_runs(host, seen, heard_before, rebooted, now)
     Host.objects.filter(pk=host.pk).update(
@@ -282,7 +283,8 @@ def desired(host: Host, now: datetime) -> Desired:
 
 
 def wanted_of(
-    host: Host, pool: Pool, now: datetime, *, has_commands: bool = True, has_diagnostics: bool = True
+    host: Host, pool: Pool, now: datetime, *, has_commands: bool = True, has_diagnostics: bool = True,
+    has_geometries: bool = True,
 ) -> Desired:
     """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
     strongest = _strongest(host) if has_commands else {}
@@ -300,6 +302,7 @@ def wanted_of(
         challenge=due_challenge(host, now=now),
         poll_seconds=rules.poll_seconds,
         diagnostics=diagnostics.wanted_of(host, pool) if has_diagnostics else [],
+        geometries=geometry.wanted_of(host) if has_geometries else [],
         stray_action=pool.stray_action,
     )
 

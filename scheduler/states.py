@@ -66,6 +66,15 @@ class RepairState(StrEnum):
     QUARANTINED = "quarantined"
     DIAGNOSING = "diagnosing"
     OUT = "out"
+    RESHAPING = "reshaping"  # of a GPU: a person changes its geometry; it is well, and takes nothing new until that is over
+
+
+class GeometryState(StrEnum):
+    DRAINING = "draining"  # what holds the GPU leaves it
+    CHANGING = "changing"  # its host was told, and nothing holds it
+    DONE = "done"
+    FAILED = "failed"
+    WITHDRAWN = "withdrawn"  # taken back before its host was told
 
 
 class DiagnosticState(StrEnum):
@@ -125,10 +134,18 @@ TRANSITIONS: dict[type[StrEnum], Transitions] = {
         maintenance=("in_service", "cordoned"),
     ),
     RepairState: _table(
-        well=("quarantined", "out"),
+        well=("quarantined", "out", "reshaping"),
         quarantined=("well", "diagnosing", "out"),
         diagnosing=("well", "out", "quarantined"),
         out=("well", "diagnosing"),
+        reshaping=("well", "quarantined", "out"),
+    ),
+    GeometryState: _table(
+        draining=("changing", "failed", "withdrawn"),
+        changing=("done", "failed"),
+        done=(),
+        failed=(),
+        withdrawn=(),
     ),
     DiagnosticState: _table(
         wanted=("running", "passed", "failed", "stopped"),

@@ -11,6 +11,7 @@ from scheduler import (
     diagnostics,
     engine,
     estimates,
+    geometry,
     nudge,
     overstays,
     quota_hours,
@@ -61,6 +62,12 @@ def watch_hosts() -> None:
 def keep_diagnostics() -> None:
     """Diagnostics of GPUs: those that are due, and those that nobody answers."""
     diagnostics.keep(timezone.now())
+
+
+@shared_task
+def keep_geometries() -> None:
+    """GPUs that are to be split otherwise: their hosts are told once nothing holds them."""
+    geometry.keep(timezone.now())
 
 
 @shared_task

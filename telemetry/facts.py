@@ -146,9 +146,9 @@ def _condition(host: HostStates, gpu_repair: str) -> Condition:
         return Condition.MAINTENANCE
     if lease == LeaseState.SILENT:
         return Condition.SILENT
-    if repair != RepairState.WELL or gpu_repair != RepairState.WELL:
+    if repair != RepairState.WELL or gpu_repair not in (RepairState.WELL, RepairState.RESHAPING):
         return Condition.UNHEALTHY
-    if admin != AdminState.IN_SERVICE:
+    if admin != AdminState.IN_SERVICE or gpu_repair == RepairState.RESHAPING:
         return Condition.MAINTENANCE
     return Condition.WELL
 

@@ -1,7 +1,7 @@
 """How a GPU can be split into MIG instances: which sets of profiles fit on it, and where each instance begins.
 
-A profile takes compute slices, of which a GPU has 7, and memory slices, a stretch that may begin only where the driver says. Where the
-driver does not say where (it may not while MIG is off), only counts and slices are checked, and the driver finds the places.
+A profile takes compute slices, of which a GPU has 7, and memory slices, a stretch that may begin only where the driver says. Where
+the driver does not say (it may not while MIG is off), only counts and slices are checked, and the driver finds the places.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COMPUTE_SLICES = 7
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a GPU's driver offers. ``size``: memory slices, 0 where it does not tell; ``starts``: where one may begin, empty likewise."""
+    """What a GPU's driver offers. ``size``: memory slices, 0: not told; ``starts``: where one may begin, empty likewise."""
 
     name: str
     slices: int
@@ -34,8 +34,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a set of profiles can't be had: ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many of one
-    profile) or ``places`` (no places beside each other)."""
+    """Why a set of profiles can't be had: ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many
+    of one profile) or ``places`` (no places beside each other)."""
 
     why: str
     profile: str = ""

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from scheduler import commands, locks, nudge
 from scheduler.core.reasons import Code
@@ -147,11 +148,22 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
 
 def move_work_off(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
     """Jobs on it get a notice (those that had not begun are stopped) and are queued again. Inside a transaction, host locked."""
-    pool = host.pool
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
     live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE)
     if not also_unpreemptible:
         live = live.filter(preemptible=True)
+    _tell_to_leave(live, host.pool, now)
+
+
+def move_work_off_gpu(gpu: Gpu, *, now: datetime) -> None:
+    """The same for preemptible holders of a part of one GPU; the rest runs to its end. Its host is locked by the caller."""
+    holders = Workload.objects.filter(
+        allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=commands.LIVE, preemptible=True
+    )
+    _tell_to_leave(holders, gpu.host.pool, now)
+
+
+def _tell_to_leave(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
     for workload in locks.workloads(live.values_list("pk", flat=True)).values():
         if workload.state == WorkloadState.RUNNING:
             stop_at = now + timedelta(seconds=pool.notice_seconds)
