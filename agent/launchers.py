@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -334,6 +335,24 @@ def _plain(note: str, probe: Path, user: int | None) -> Chosen:
     return Chosen(Plain(), user is not None and not problem, [note, *_lacks_users(user, problem)])
 
 
+def keeps_to_own_sockets(launcher: Launcher) -> bool:
+    """Whether runs can be kept from abstract sockets of others. A bwrap that becomes root by itself can't be started so."""
+    setuid = isinstance(launcher, Bubblewrap) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
+    return shim.landlock_version() >= shim.SCOPES_SINCE and not setuid
+
+
+def open_sockets(launcher: Launcher, network: str) -> list[str]:
+    """What to say of abstract sockets of others where ``launcher`` starts runs in the host's network and can't close them."""
+    if network == "internet" or (isinstance(launcher, Bubblewrap) and launcher.network == "private"):
+        return []  # they belong to a network
+    if keeps_to_own_sockets(launcher):
+        return []
+    return [
+        "Workloads reach services of the host, root's too, and other workloads where these listen without a port or a file "
+        "(abstract sockets): this host can't close them. Linux 6.12 and newer can."
+    ]
+
+
 def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
     """Why a workload can't be started so here, as ``user`` and with the interpreter of notebooks; '' when one was."""
     folders = {name: folder / name for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")}
@@ -385,4 +404,5 @@ def entering(launcher: Launcher, launch: Launch) -> dict[str, Any]:
         "user": launch.user,
         "stage": [list(pair) for pair in launch.stage],
         "stage_at": str(STAGE),
+        "own_sockets": keeps_to_own_sockets(launcher),
     }

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+# Numbers of system calls (the same on every machine that Linux added them to at once) and of what they are asked, landlock(7).
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
+SCOPES_SINCE = 6  # of landlock's versions: Linux 6.12
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS = 0x20000
@@ -174,6 +179,7 @@ def enter(spec: dict[str, Any]) -> None:
 
     ``cgroup_procs``: files to write the pid into. ``network``: a network name space to be in. ``stage``: folders to show at other
     paths, below ``stage_at``, to this process alone. ``user``: the user and group to become for good, without any other group.
+    ``own_sockets``: whether to reach only such abstract sockets as it or its children make.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for name in spec.get("cgroup_procs", ()):
@@ -193,8 +199,28 @@ def enter(spec: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    if user is not None or spec.get("launcher") == "plain":
+    if user is not None or spec.get("launcher") == "plain" or spec.get("own_sockets"):
         checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    if spec.get("own_sockets"):
+        keep_to_own_sockets(libc)
+
+
+def landlock_version() -> int:
+    """Of the kernel's landlock; 0 where there is none."""
+    found = ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, int(found))
+
+
+def keep_to_own_sockets(libc: ctypes.CDLL) -> None:
+    """From now on this process and what it starts connect to no abstract unix socket of anybody else. Neither files nor ports nor
+    rights stand before those, and whoever shares the host's network would reach them, root's too."""
+    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as they are
+    asked = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
+    place, size = asked.buffer_info()
+    rules = libc.syscall(LANDLOCK_CREATE_RULESET, ctypes.c_void_p(place), ctypes.c_size_t(size * asked.itemsize), 0)
+    checked(0 if rules >= 0 else rules, "abstract sockets")
+    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0), "abstract sockets")
+    os.close(rules)
 
 
 def show(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from agent import shim
+from agent.launchers import Box, Bubblewrap, Plain, entering, open_sockets
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -174,6 +176,49 @@ async def test_services_without_a_file_are_not_reached(
     with abstract_socket(name):
         assert subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode == 0
         assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
+
+
+needs_scopes = pytest.mark.skipif(shim.landlock_version() < shim.SCOPES_SINCE, reason="needs landlock of Linux 6.12")
+
+
+@needs_scopes
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
+async def test_in_the_hosts_network_services_without_a_file_are_not_reached_but_own_ones_are(
+    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str
+) -> None:
+    await make_agent("--network", "host", launcher=launcher)
+    assert not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
+    name = f"gpupool-service-beside-{os.getpid()}"
+    reach = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
+    offer = (
+        f"import os, socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0{name}-own'); s.listen(); "
+        f"p = os.fork(); p or socket.socket(socket.AF_UNIX).connect('\\0{name}-own'); p and os.wait(); p and print('reached own')"
+    )
+    with abstract_socket(name):
+        found = await output(edge, f'python3 -S -c "{reach}" 2>&1 && echo reached; python3 -S -c "{offer}" 2>&1', **who)
+    assert "not permitted" in found and found.splitlines()[-1] == "reached own" and "reached\n" not in found
+
+
+def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.touch(mode=0o755)
+    bubblewrap, open_bubblewrap = Bubblewrap(str(program)), Bubblewrap(str(program), network="host")
+    monkeypatch.setattr(shim, "landlock_version", lambda: 5)
+    for launcher, network, says in (
+        (bubblewrap, "private", False), (open_bubblewrap, "private", True), (open_bubblewrap, "host", True),
+        (Plain(), "private", True), (open_bubblewrap, "internet", False),
+    ):  # fmt: skip
+        assert bool(open_sockets(launcher, network)) is says, (launcher, network)
+        assert entering(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
+    monkeypatch.setattr(shim, "landlock_version", lambda: 6)
+    assert open_sockets(open_bubblewrap, "host") == open_sockets(Plain(), "host") == []
+    program.chmod(0o4755)
+    assert "can't close them" in open_sockets(open_bubblewrap, "host")[0]
+
+
+def box(folder: Path) -> Box:
+    return Box(["true"], "ada", folder, folder, folder, folder, folder, folder)
 
 
 @pytest.mark.parametrize("who", WHO)
