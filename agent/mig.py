@@ -47,6 +47,10 @@ class Outcome:
 def reshape(board: Board, wanted: Sequence[GeometryPart], before: Sequence[str] | None) -> Outcome:
     """Split a board as wanted; ``before``: how it was, None for not split. No parts wanted: not split."""
     try:
+        board.parts()
+    except Trouble as trouble:
+        return Outcome("failed", str(trouble))  # nothing was touched
+    try:
         _bring(board, wanted)
         return Outcome("done")
     except Trouble as trouble:

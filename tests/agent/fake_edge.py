@@ -15,6 +15,7 @@ from agent.protocol import (
     VERSION,
     Desired,
     DiagnosticWanted,
+    GeometryWanted,
     Health,
     JoinAnswer,
     JoinRequest,
@@ -46,6 +47,7 @@ class FakeEdge:
     streams_wanted: int = 0
     wanted: dict[str, RunWanted] = field(default_factory=dict)
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
+    geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"
     commits: bool = True  # whether batches are committed
     committed: int = 0
@@ -121,6 +123,7 @@ class FakeEdge:
             poll_seconds=self.poll_seconds,
             answers=self._answers,
             diagnostics=self.diagnostics,
+            geometries=self.geometries,
             stray_action=self.stray_action,
             challenge=self.challenge,
         )

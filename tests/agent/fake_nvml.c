@@ -1,6 +1,7 @@
 /* A library in NVML's place for machines without a GPU: two boards, the second split in two on demand. What goes wrong is said
  * by words in the file that FAKE_NVML names: "hang", "lost", "xid", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed",
- * "clocks N", "link down", "crc N", "no links". Figures and layouts follow nvml.h. */
+ * "clocks N", "link down", "crc N", "no links"; of another geometry of the second board: "reshape hangs", "reshape in use", "reshape
+ * needs a reset", "reshape not permitted", "room for N". Figures and layouts follow nvml.h. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,11 +11,25 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { OK = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, LOST = 15 };
+enum {
+    OK = 0, INVALID = 2, UNSUPPORTED = 3, NOT_PERMITTED = 4, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15, IN_USE = 19,
+    NO_ROOM = 23,
+};
 
 typedef struct { int index; int instance; } device;
 static device boards[2] = {{0, -1}, {1, -1}};
-static device instances[2] = {{1, 0}, {1, 1}};
+static device devices[7] = {{1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 6}};
+
+/* The profiles of an H100 with 80 GB that these tests use, and the instances of the second board. */
+typedef struct { u32 id, slices, most, size, memory_mb; const char *name; u32 starts[7], places; } profile;
+static const profile profiles[3] = {
+    {19, 1, 7, 1, 9856, "1g.10gb", {0, 1, 2, 3, 4, 5, 6}, 7},
+    {14, 2, 3, 2, 19968, "2g.20gb", {0, 2, 4}, 3},
+    {9, 3, 2, 4, 40448, "3g.40gb", {0, 4}, 2},
+};
+typedef struct { int there, computes; const profile *kind; u32 start; } instance;
+static instance parts[7];
+static u32 mode;
 
 static int says(const char *word) {
     char text[256] = "";
@@ -33,7 +48,12 @@ static int trouble(void) {
     return says("lost") ? LOST : OK;
 }
 
-int nvmlInitWithFlags(u32 flags) { (void)flags; return OK; }
+int nvmlInitWithFlags(u32 flags) {
+    (void)flags;
+    mode = says("mig") ? 1 : 0;
+    if (mode) for (u32 i = 0; i < 2; i++) parts[i] = (instance){1, 1, &profiles[2], 4 * i};
+    return OK;
+}
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : "failed"; }
 int nvmlDeviceGetCount_v2(u32 *count) { *count = 2; return OK; }
@@ -45,12 +65,13 @@ int nvmlDeviceGetUUID(device *gpu, char *text, u32 size) {
     return OK;
 }
 int nvmlDeviceGetName(device *gpu, char *text, u32 size) {
-    snprintf(text, size, gpu->instance >= 0 ? "NVIDIA H100 80GB HBM3 MIG 3g.40gb" : "NVIDIA H100 80GB HBM3");
+    if (gpu->instance >= 0) snprintf(text, size, "NVIDIA H100 80GB HBM3 MIG %s", parts[gpu->instance].kind->name);
+    else snprintf(text, size, "NVIDIA H100 80GB HBM3");
     return OK;
 }
 int nvmlDeviceGetMinorNumber(device *gpu, u32 *minor) { *minor = gpu->index; return OK; }
 int nvmlDeviceGetMemoryInfo(device *gpu, u64 *totals) {
-    u64 total = gpu->instance >= 0 ? 40448 : 81559;
+    u64 total = gpu->instance >= 0 ? parts[gpu->instance].kind->memory_mb : 81559;
     totals[0] = total << 20;
     totals[1] = (total - 1000) << 20;
     totals[2] = 1000ULL << 20;
@@ -86,22 +107,32 @@ int nvmlEventSetWait_v2(void *set, event *found, u32 milliseconds) {
 
 int nvmlDeviceGetMigMode(device *gpu, u32 *now, u32 *later) {
     if (gpu->index == 0) return UNSUPPORTED;
-    *now = *later = says("mig") ? 1 : 0;
+    *now = *later = mode;
+    return OK;
+}
+int nvmlDeviceSetMigMode(device *gpu, u32 wanted, u32 *status) {
+    if (gpu->index == 0) return UNSUPPORTED;
+    *status = OK;
+    if (says("reshape not permitted")) return NOT_PERMITTED;
+    if (says("reshape in use")) *status = IN_USE;
+    else if (!says("reshape needs a reset")) mode = wanted;
     return OK;
 }
 int nvmlDeviceGetMaxMigDeviceCount(device *gpu, u32 *count) { (void)gpu; *count = 7; return OK; }
 int nvmlDeviceGetMigDeviceHandleByIndex(device *gpu, u32 index, device **handle) {
     (void)gpu;
-    if (index > 1) return NOT_FOUND;
-    *handle = &instances[index];
-    return OK;
+    for (int i = 0; mode && i < 7; i++)
+        if (parts[i].there && parts[i].computes && !index--) {
+            *handle = &devices[i];
+            return OK;
+        }
+    return NOT_FOUND;
 }
 typedef struct { u32 counts[6], slices, compute_slices; u64 memory_mb; } attributes;
 int nvmlDeviceGetAttributes_v2(device *gpu, attributes *found) {
-    (void)gpu;
     memset(found, 0, sizeof *found);
-    found->slices = found->compute_slices = 3;
-    found->memory_mb = 40448;
+    found->slices = found->compute_slices = parts[gpu->instance].kind->slices;
+    found->memory_mb = parts[gpu->instance].kind->memory_mb;
     return OK;
 }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12040; return OK; }
@@ -165,3 +196,100 @@ int nvmlDeviceGetFieldValues(device *gpu, int count, field *fields) {
     return trouble();
 }
 int nvmlDeviceGetGpuInstanceId(device *gpu, u32 *id) { *id = 1 + gpu->instance; return OK; }
+
+typedef struct { u32 version, id, peers, slices, most, processors, copies, decoders, encoders, jpegs, flows; u64 memory_mb; char name[96]; } offer;
+int nvmlDeviceGetGpuInstanceProfileInfoV(device *gpu, u32 number, offer *found) {
+    if (gpu->index == 0 || number > 2) return UNSUPPORTED;
+    const profile *kind = &profiles[number];
+    found->id = kind->id;
+    found->slices = kind->slices;
+    found->most = kind->most;
+    found->memory_mb = kind->memory_mb;
+    snprintf(found->name, sizeof found->name, "MIG %s", kind->name);
+    return OK;
+}
+static const profile *named(u32 id) {
+    for (int i = 0; i < 3; i++) if (profiles[i].id == id) return &profiles[i];
+    return NULL;
+}
+typedef struct { u32 start, size; } place;
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(device *gpu, u32 id, place *found, u32 *count) {
+    const profile *kind = named(id);
+    if (!kind || !mode) return UNSUPPORTED; /* as the real one: only while MIG is on */
+    (void)gpu;
+    if (*count < kind->places) return TOO_SMALL;
+    *count = kind->places;
+    for (u32 i = 0; i < kind->places; i++) found[i] = (place){kind->starts[i], kind->size};
+    return OK;
+}
+static int make(const profile *kind, u32 start, instance **made) {
+    int used = 0, limit = says("room for ");
+    while (says("reshape hangs")) usleep(20000);
+    for (int i = 0; i < 7; i++) {
+        used += parts[i].there;
+        if (parts[i].there && parts[i].start < start + kind->size && start < parts[i].start + parts[i].kind->size) return NO_ROOM;
+    }
+    if (limit && used >= limit - 1) return NO_ROOM;
+    for (int i = 0; i < 7; i++)
+        if (!parts[i].there) {
+            parts[i] = (instance){1, 0, kind, start};
+            *made = &parts[i];
+            return OK;
+        }
+    return NO_ROOM;
+}
+int nvmlDeviceCreateGpuInstanceWithPlacement(device *gpu, u32 id, const place *where, instance **made) {
+    const profile *kind = named(id);
+    (void)gpu;
+    return !kind || !mode || where->size != kind->size ? INVALID : make(kind, where->start, made);
+}
+int nvmlDeviceCreateGpuInstance(device *gpu, u32 id, instance **made) {
+    const profile *kind = named(id);
+    (void)gpu;
+    if (!kind || !mode) return INVALID;
+    for (u32 i = kind->places; i-- > 0;) if (make(kind, kind->starts[i], made) == OK) return OK;
+    return NO_ROOM;
+}
+int nvmlDeviceGetGpuInstances(device *gpu, u32 id, instance **found, u32 *count) {
+    u32 number = 0;
+    (void)gpu;
+    for (int i = 0; i < 7; i++) if (parts[i].there && parts[i].kind->id == id && number < *count) found[number++] = &parts[i];
+    *count = number;
+    return OK;
+}
+int nvmlDeviceGetGpuInstanceById(device *gpu, u32 id, instance **found) {
+    (void)gpu;
+    if (id < 1 || id > 7 || !parts[id - 1].there) return NOT_FOUND;
+    *found = &parts[id - 1];
+    return OK;
+}
+typedef struct { device *gpu; u32 id, profile; place where; } about;
+int nvmlGpuInstanceGetInfo(instance *part, about *found) {
+    *found = (about){&boards[1], 1 + (u32)(part - parts), part->kind->id, {part->start, part->kind->size}};
+    return OK;
+}
+int nvmlGpuInstanceDestroy(instance *part) {
+    if (part->computes) return IN_USE;
+    part->there = 0;
+    return OK;
+}
+typedef struct { u32 id, slices, most, processors, copies, decoders, encoders, jpegs, flows; } compute;
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(instance *part, u32 number, u32 engine, compute *found) {
+    memset(found, 0, sizeof *found);
+    if (number > 2 || number + 1 > part->kind->slices || engine) return UNSUPPORTED;
+    found->id = number;
+    found->slices = number + 1;
+    return OK;
+}
+int nvmlGpuInstanceCreateComputeInstance(instance *part, u32 id, instance **made) {
+    if (part->computes || id + 1 != part->kind->slices) return NO_ROOM;
+    part->computes = 1;
+    *made = part;
+    return OK;
+}
+int nvmlGpuInstanceGetComputeInstances(instance *part, u32 id, instance **found, u32 *count) {
+    *count = part->computes && id + 1 == part->kind->slices;
+    if (*count) found[0] = part;
+    return OK;
+}
+int nvmlComputeInstanceDestroy(instance *part) { part->computes = 0; return OK; }

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from agent import conditions, kernel_log, nvml_meter
-from agent.meter import Use
+from agent import conditions, kernel_log, locks, nvml_meter
+from agent.meter import NoAnswer, Use
+from agent.mig import Outcome
 from agent.nvml import model_name
 from agent.nvml_meter import NvmlMeter
+from agent.protocol import GeometryPart
 from tests.agent.conftest import ROOT, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -90,6 +92,118 @@ async def test_mig_instances_are_units_with_slots_and_no_board_figures(says: Pat
     assert set(rows) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
     slice_ = rows["MIG-fake-1-0"]
     assert (slice_.utilisation, slice_.power_w, slice_.memory_used_mib) == (None, None, 1000)
+    await meter.close()
+
+
+HALVES = [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)]
+SEVENTHS = [GeometryPart("1g.10gb", start) for start in range(7)]
+
+
+async def reshaped(meter: NvmlMeter, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None) -> Outcome:
+    outcome = await meter.reshape("GPU-fake-1", parts, before, tmp_path / "locks", 20.0)
+    assert outcome is not None
+    return outcome
+
+
+async def units(meter: NvmlMeter) -> list[tuple[str, int, int]]:
+    gpu = (await meter.hardware()).gpus[1]
+    return [(unit.profile, unit.first_slot, unit.slots) for unit in gpu.units]
+
+
+async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, tmp_path: Path) -> None:
+    meter = NvmlMeter()
+    offered = (await meter.hardware()).mig_profiles["H100-80GB"]
+    assert [(one.name, one.slices, one.most, one.memory_mib) for one in offered] == [
+        ("1g.10gb", 1, 7, 9856), ("2g.20gb", 2, 3, 19968), ("3g.40gb", 3, 2, 40448),
+    ]  # fmt: skip
+    assert [one.starts for one in offered] == [[], [], []], "while MIG is off the driver does not say where they may begin"
+    assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
+    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
+    assert [one.starts for one in (await meter.hardware()).mig_profiles["H100-80GB"]][2] == [0, 4]
+    assert {row.unit for row in await meter.sample({}, 100.0)} == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
+    assert (await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)).state == "done"
+    assert [slots for _, _, slots in await units(meter)] == [120] * 7
+    # Without places the driver chooses them, the largest first.
+    mixed = [GeometryPart("3g.40gb"), *[GeometryPart("1g.10gb")] * 4]
+    assert (await reshaped(meter, tmp_path, mixed, ["1g.10gb"] * 7)).state == "done"
+    assert sorted(profile for profile, _, _ in await units(meter)) == ["1g.10gb"] * 4 + ["3g.40gb"]
+    assert (await reshaped(meter, tmp_path, [], ["3g.40gb"] * 2)).state == "done"
+    assert await units(meter) == [("", 0, 840)]
+    await meter.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("reshape in use", "MIG mode: a process still uses the GPU"),
+        ("reshape needs a reset", "MIG mode: the GPU needs a reset first"),
+        ("reshape not permitted", "MIG mode: the agent may not do that: it has to run as root"),
+        ("room for 1", "making 3g.40gb: it does not fit on the GPU"),
+    ],
+)
+async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(says: Path, tmp_path: Path, words: str, said: str) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    says.write_text(words)
+    outcome = await reshaped(meter, tmp_path, HALVES)
+    assert (outcome.state, outcome.detail) == ("failed", said)
+    assert await units(meter) == [("", 0, 840)]
+    await meter.close()
+
+
+async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(says: Path, tmp_path: Path) -> None:
+    says.write_text("mig")
+    meter = NvmlMeter()
+    await meter.hardware()
+    says.write_text("mig room for 3")
+    outcome = await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
+    assert (outcome.state, outcome.detail) == ("failed", "making 1g.10gb: it does not fit on the GPU")
+    assert [profile for profile, _, _ in await units(meter)] == ["3g.40gb"] * 2
+    says.write_text("mig room for 0")
+    outcome = await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
+    assert outcome.state == "unsure" and "could not be put back" in outcome.detail
+    await meter.close()
+
+
+async def test_a_gpu_without_mig_says_so(says: Path, tmp_path: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    outcome = await meter.reshape("GPU-fake-0", HALVES, None, tmp_path / "locks", 20.0)
+    assert outcome == Outcome("failed", "MIG mode: the GPU or its driver does not support that")
+    await meter.close()
+
+
+async def test_a_gpu_that_is_held_is_not_split(says: Path, tmp_path: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    held = locks.take(tmp_path / "locks", [locks.Claim("GPU-fake-1", 0, 120)])
+    assert await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0) is None
+    held.close()
+    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", "and the lock is free again"
+    locks.take(tmp_path / "locks", [locks.Claim("GPU-fake-1", 0, 840)]).close()
+    await meter.close()
+
+
+async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes_on(says: Path, tmp_path: Path) -> None:
+    meter = NvmlMeter()
+    await meter.hardware()
+    says.write_text("reshape hangs")
+    splitting = asyncio.create_task(meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 1.0))
+    await asyncio.sleep(0.3)
+    began = time.monotonic()
+    rows = await meter.sample({}, 100.0)
+    assert time.monotonic() - began < 0.5 and {row.utilisation for row in rows} == {None}
+    with pytest.raises(NoAnswer, match="within 1 s"):
+        await splitting
+    says.unlink()
+    for _ in range(100):
+        try:
+            outcome = await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0)
+            break
+        except NoAnswer:
+            await asyncio.sleep(0.1)
+    assert outcome == Outcome("done")
+    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
     await meter.close()
 
 
