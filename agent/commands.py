@@ -30,7 +30,7 @@ from agent.diagnostics import plant_fault
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
 from agent.launchers import choose, open_sockets
 from agent.meter import Hardware, Meter
-from agent.network import MODES, open_network
+from agent.network import MODES, open_network, private_network
 from agent.nvml_meter import NoAnswer, NvmlMeter
 from agent.protocol import SampleRow
 from agent.runs import Runs
@@ -104,6 +104,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=MODES,
         default="private",
         help="private: a workload reaches only itself; internet: it may go out, and nobody in; host: the host's network, for gangs",
+    )
+    run.add_argument(
+        "--reach",
+        type=_network,
+        action="append",
+        default=[],
+        metavar="10.1.2.0/24",
+        help="with --network internet: a private network that workloads may reach all the same; may be given several times",
     )
     run.add_argument(
         "--team-users",
@@ -224,6 +232,13 @@ def _address(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        return private_network(value)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not a network of IPv4 like 10.1.2.0/24: {problem}") from None
+
+
 def _users(value: str) -> Range | None:
     if value == "none":
         return None
@@ -264,6 +279,8 @@ def _run(options: argparse.Namespace) -> int:
         raise StateError("--join-token: needed for the first start; make one on the hosts page")
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
+    if options.reach and options.network != "internet":
+        raise StateError("--reach: only with --network internet; allowed without it: none")
     options.edge = options.edge or _edge_joined_at(options.state)
     started = Options(options.edge, options.join_token, host, options.sample_seconds, options.on_exit == "stop")
     asyncio.run(_keep(started, state, models, options))
@@ -304,7 +321,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     chosen = choose(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)
     launcher = chosen.launcher
     numbers = numbers if chosen.users else None
-    network = open_network(options.network, state.folder, numbers)
+    network = open_network(options.network, state.folder, numbers, options.reach)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
     hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"

@@ -2,7 +2,9 @@
 
 private    a loopback of its own, made by the sandbox: nothing is reached at all
 internet   a network name space per run, joined to the host's by a pair of interfaces: it may go out, through the host's address.
-           Not reached: metadata addresses, any service of the host, other runs. Nobody reaches the run. Needs root, ip and nft.
+           Not reached: metadata addresses, any service of the host, other runs, and private networks but those that the operator
+           names. Nobody reaches the run. Needs root, ip and nft. For it the host has to forward; where it did not before, it
+           forwards nothing else.
 host       the host's network, which gangs over several hosts need. With root, nft and a user per team the metadata addresses and
            whatever listens on the host as another user are closed to the teams' users; else the host's page says they are open.
 
@@ -11,6 +13,7 @@ Rules are nftables' (man nft), in a table of this agent's own that is replaced a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -20,11 +23,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import processes
+from agent.state import boot_id, read_json, write_json
 from agent.tenants import Range
 
 log = logging.getLogger("agent.network")
@@ -34,6 +38,10 @@ MODES = ("private", "internet", "host")
 # 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google. Each from that cloud's documentation.
 METADATA = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
 METADATA_6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
+# Not of the internet: RFC 1918, RFC 6598 (providers' own), RFC 3927 (one link), RFC 5771 (multicast), RFC 1112 (reserved).
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
+FORWARDS = Path("/proc/sys/net/ipv4/ip_forward")
+SWITCHED_ON = "forwarding.json"  # in the state folder: the boot of the host in which it did not forward before an agent came
 NETWORK = "10.213"  # of the pairs of interfaces, /30 each
 PAIRS = 1 << 14
 LOOK_SECONDS = 1.0
@@ -193,8 +201,9 @@ def key_of(folder: Path) -> str:
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 
 
-def open_network(wanted: str, folder: Path, numbers: Range | None) -> Network:
-    """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it.
+def open_network(wanted: str, folder: Path, numbers: Range | None, reach: Sequence[str] = ()) -> Network:
+    """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it. ``reach``: private
+    networks that those with a network of their own may reach, as ``private_network`` gives them.
 
     Raises RuntimeError when ``internet`` is wanted and can't be had: falling back would open or close what nobody asked for.
     """
@@ -203,11 +212,12 @@ def open_network(wanted: str, folder: Path, numbers: Range | None) -> Network:
         return network
     lacking = _lacking()
     if wanted == "internet":
-        problem = lacking or network.install(_internet_rules(network)) or _forward()
+        problem = lacking or _let_out(network, folder, reach)
         if problem:
             raise RuntimeError(f"--network: internet needs root, ip and nft, and does not work here: {problem}")
         network.notes.append(
-            "Workloads reach the internet, but no service of this host, no other workload, no metadata address."
+            "Workloads reach the internet, but no service of this host, no other workload, no metadata address, and "
+            f"{'of private networks ' + ', '.join(reach) + ' alone' if reach else 'no private network'}."
         )
         network.notes += _resolver_notes()
         return network
@@ -237,15 +247,47 @@ def _lacking() -> str:
     return f"{' and '.join(missing)} not installed" if missing else ""
 
 
-def _internet_rules(network: Network) -> str:
-    ours = f'"gpn{network.key}*"'
+def private_network(text: str) -> str:
+    """A network of IPv4 as ``--reach`` names it. Raises ValueError."""
+    return str(ipaddress.IPv4Network(text))
+
+
+def _let_out(network: Network, folder: Path, reach: Sequence[str]) -> str:
+    """Have the host forward what workloads send, and what it forwarded before; why that does not work, or ''."""
+    try:
+        alone = not _forwarded_before(folder)
+        return network.install(_internet_rules(network, reach, alone=alone)) or _forward()
+    except OSError as error:
+        return str(error)
+
+
+def _forwarded_before(folder: Path) -> bool:
+    """Whether this host forwards without any agent. Kept until the next boot, since an agent that starts again finds it on."""
+    record = folder / SWITCHED_ON
+    if FORWARDS.read_text().strip() == "0":
+        write_json(record, {"boot_id": boot_id()})
+    return (read_json(record) or {}).get("boot_id") != boot_id()
+
+
+def _internet_rules(network: Network, reach: Sequence[str], *, alone: bool) -> str:
+    """``alone``: nothing else of the host is forwarded."""
+    ours, anybodys = f'"gpn{network.key}*"', '"gpn*"'
+    names = [each for each in _name_servers() if ":" not in each]
+    ask = f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept" if names else ""
+    apart = [str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))]  # nft takes no overlaps
+    named = f"iifname {ours} ip daddr {{ {', '.join(apart)} }} accept" if apart else ""
+    rest = f"meta nfproto ipv4 iifname != {anybodys} oifname != {anybodys} drop" if alone else ""
     return f"""
   chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
   chain forward {{ type filter hook forward priority -10;
     iifname {ours} meta nfproto ipv6 drop
     iifname {ours} ip daddr {{ {", ".join(METADATA)}, 127.0.0.0/8, {NETWORK}.0.0/16 }} reject
+    {ask}
+    {named}
+    iifname {ours} ip daddr {{ {", ".join(PRIVATE)} }} reject
     oifname {ours} ct state established,related accept
     oifname {ours} drop
+    {rest}
   }}
   chain nat {{ type nat hook postrouting priority 100; ip saddr {NETWORK}.0.0/16 oifname != {ours} masquerade; }}"""
 
@@ -269,20 +311,34 @@ def _host_rules(numbers: Range) -> str:
 
 def _forward() -> str:
     try:
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        FORWARDS.write_text("1")
     except OSError as error:
         return f"forwarding can't be switched on: {error.strerror}"
     return ""
 
 
-def _resolver_notes() -> list[str]:
+def _name_servers() -> list[str]:
+    """Addresses of the host's name servers, those that are none left out."""
     try:
         lines = Path("/etc/resolv.conf").read_text().splitlines()
     except OSError:
         return []
-    servers = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
-    if servers and all(server.startswith("127.") or server == "::1" for server in servers):
-        return ["Names can't be looked up by workloads: the only name server of this host is on its loopback."]
+    named = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
+    found = []
+    for each in named:
+        with contextlib.suppress(ValueError):
+            found.append(str(ipaddress.ip_address(each)))
+    return list(dict.fromkeys(found))
+
+
+def _resolver_notes() -> list[str]:
+    closed = [ipaddress.ip_network(each) for each in ("127.0.0.0/8", *METADATA)]
+    servers = [ipaddress.ip_address(each) for each in _name_servers()]
+    if servers and all(each.version == 6 or any(each in network for network in closed) for each in servers):
+        return [
+            "Names can't be looked up by workloads: they reach none of this host's name servers (on its loopback, at a metadata "
+            "address, or over IPv6)."
+        ]
     return []
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.network import Network, NoNetwork, closed_ports, key_of, listeners, open_network
+from agent.network import FORWARDS, Network, NoNetwork, _internet_rules, closed_ports, key_of, listeners, open_network
 from agent.state import read_json
 from agent.tenants import Range
 from tests.agent.conftest import AgentProcess, MakeAgent, forget_network, job
@@ -25,6 +25,7 @@ from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
 from tests.agent.test_isolation_users import OF_BLUE, OF_RED
 
+LICENCES = "192.168.77.7"  # a server of the organisation's own network
 METADATA, ANYBODY = "169.254.169.254", "198.51.100.7"  # the second is of a range for documentation: nobody has it
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 needs_tools = pytest.mark.skipif(
@@ -81,7 +82,7 @@ class Outside:
 
 @pytest.fixture
 def outside() -> Iterator[Outside]:
-    """Servers on METADATA:80 and ANYBODY:80 beyond the machine."""
+    """Servers on METADATA:80, ANYBODY:80 and LICENCES:80 beyond the machine."""
     found = Outside(f"outside-{os.getpid()}")
     near, far = f"gpo{os.getpid() % 100000}a", f"gpo{os.getpid() % 100000}b"
     forwards = Path("/proc/sys/net/ipv4/ip_forward").read_text()
@@ -94,11 +95,11 @@ def outside() -> Iterator[Outside]:
         ip("-n", found.name, "link", "set", "lo", "up")
         ip("-n", found.name, "addr", "add", "10.214.0.2/30", "dev", far)
         ip("-n", found.name, "link", "set", far, "up")
-        for address in (METADATA, ANYBODY):
+        for address in (METADATA, ANYBODY, LICENCES):
             ip("-n", found.name, "addr", "add", f"{address}/32", "dev", "lo")
             ip("route", "replace", f"{address}/32", "via", "10.214.0.2")
         server = subprocess.Popen(
-            ["ip", "netns", "exec", found.name, sys.executable, "-S", "-c", SERVE, METADATA, ANYBODY],
+            ["ip", "netns", "exec", found.name, sys.executable, "-S", "-c", SERVE, METADATA, ANYBODY, LICENCES],
             stdout=subprocess.PIPE, text=True, env={"PATH": PATH},
         )  # fmt: skip
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
@@ -146,7 +147,7 @@ def reached(found: str) -> set[str]:
 @needs_tools
 def test_without_any_rule_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
     """What the tests below close is open: without that they would show nothing."""
-    for address in (METADATA, ANYBODY):
+    for address in (METADATA, ANYBODY, LICENCES):
         with socket.create_connection((address, 80), 2) as line:
             assert line.recv(100).startswith(b"reached")
 
@@ -176,6 +177,69 @@ async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
     assert edge.observed[-1].inventory.network == "internet"
     mark = (read_json(agent.state / "runs" / "run-1" / "run.json") or {})["mark"]
     assert not Path(f"/run/netns/gpupool-{mark}").exists(), "the network of an ended run is gone"
+
+
+@needs_tools
+@pytest.mark.parametrize("given", [None, "192.168.77.0/24"])
+async def test_with_the_internet_private_networks_are_reached_only_where_the_operator_named_them(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside, given: str | None
+) -> None:
+    await make_agent("--network", "internet", *(["--reach", given] if given else []), launcher="bubblewrap")
+    tries = TRY.format(f"{ANYBODY}:80 {LICENCES}:80 {METADATA}:80 10.214.0.2:80")
+    found = reached(await output(edge, tries, **OF_BLUE))
+    assert found == ({f"{ANYBODY}:80", f"{LICENCES}:80"} if given else {f"{ANYBODY}:80"})
+    (note,) = (each for each in edge.observed[-1].inventory.notes if "the internet" in each)
+    assert (given or "no private network") in note
+
+
+@contextlib.contextmanager
+def neighbour(outside: Outside) -> Iterator[Callable[[], bool]]:
+    """Another machine for which this one is the way to the outside; gives whether it gets there."""
+    name, near, far = f"beside-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+        ip("addr", "add", "10.215.0.1/30", "dev", near)
+        ip("link", "set", near, "up")
+        ip("-n", name, "addr", "add", "10.215.0.2/30", "dev", far)
+        ip("-n", name, "link", "set", far, "up")
+        ip("-n", name, "route", "add", "default", "via", "10.215.0.1")
+        ip("-n", outside.name, "route", "add", "10.215.0.0/30", "via", outside.here)
+        program = f"import socket; print(socket.create_connection(('{ANYBODY}', 80), 2).recv(9))"
+        command = ["ip", "netns", "exec", name, sys.executable, "-S", "-c", program]
+        yield lambda: subprocess.run(command, capture_output=True, env={"PATH": PATH}).returncode == 0
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("link", "delete", near)
+        ip("netns", "delete", name)
+
+
+@needs_tools
+@pytest.mark.parametrize("before", ["0", "1"])
+async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_it(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside, before: str
+) -> None:
+    FORWARDS.write_text(before)
+    with neighbour(outside) as reaches:
+        assert reaches() is (before == "1")
+        agent = await make_agent("--network", "internet", launcher="bubblewrap")
+        assert FORWARDS.read_text() == "1\n"
+        assert reaches() is (before == "1")
+        await agent.kill()
+        await agent.start()
+        assert reaches() is (before == "1"), "an agent that starts again knows how it was"
+        assert reached(await output(edge, TRY.format(f"{ANYBODY}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
+
+
+def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
+    rules = _internet_rules(Network("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
+    lines = [line.strip() for line in rules.splitlines()]
+    ask = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
+    assert "{ 10.0.0.2 }" in lines[ask]
+    assert "{ 10.1.0.0/16 } accept" in lines[ask + 1], "no overlaps: nft takes none"
+    assert "10.0.0.0/8" in lines[ask + 2] and lines[ask + 2].endswith("reject")
+    assert "169.254.0.0/16" in lines[ask - 1], "metadata first: no --reach opens it"
 
 
 @needs_tools
