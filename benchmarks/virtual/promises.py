@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from scheduler.models import Allocation, BoundUnit, Command, Host, Run, Workload
@@ -77,16 +78,21 @@ class Promises:
 
     def in_the_end(self) -> None:
         """The faults are over, all was cancelled, and time has passed: nothing is held, wanted, kept or promised any more."""
+        for sentence in self.left():
+            self.broken(sentence)
+
+    def left(self) -> Iterator[str]:
+        """What is still held, wanted, kept or promised, and by whom."""
         for machine in self.world.machines:
             for shim in machine.living:
-                self.broken(f"{shim.wanted.command} still lives on {machine.name}: its stop was lost")
+                yield f"{shim.wanted.command} still lives on {machine.name}: its stop was lost"
             if machine.agent is not None and machine.agent.runs.runs:
-                self.broken(f"{machine.name} remembers {len(machine.agent.runs.runs)} runs that are over")
+                yield f"{machine.name} remembers {len(machine.agent.runs.runs)} runs that are over"
         known = dict(Workload.objects.filter(pk__in=self.accepted).values_list("pk", "state"))
         for pk in self.accepted:
             if known.get(pk) != WorkloadState.ENDED:
                 name = Workload.objects.filter(pk=pk).values_list("name", flat=True).first()
-                self.broken(f"{name or 'a workload'} is {known.get(pk, 'lost')} in the end")
+                yield f"{name or 'a workload'} is {known.get(pk, 'lost')} in the end"
         left = {
             "runs have not ended": Run.objects.exclude(state=RunState.ENDED).count(),
             "allocations are open": Allocation.objects.filter(period__upper_inf=True).count(),
@@ -97,4 +103,4 @@ class Promises:
         }
         for what, count in left.items():
             if count:
-                self.broken(f"in the end {count} {what}")
+                yield f"in the end {count} {what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import random
 import tempfile
@@ -20,7 +21,7 @@ from django.db import DatabaseError, transaction
 
 from benchmarks.virtual.machine import Habits, Machine, machines_instead_of_this_one
 from benchmarks.virtual.promises import Promises
-from benchmarks.virtual.site import Site
+from benchmarks.virtual.site import CREDENTIAL, Site
 from benchmarks.virtual.timeline import Network, Timeline, Weather
 from scheduler import services
 from scheduler.core.model import SLOTS_PER_GPU
@@ -123,7 +124,7 @@ class World:
             with machine.inside():
                 instance = machine.agent.state.identity.instance
             Host.objects.filter(pk=host.pk).update(
-                credential_hash="joined", agent_instance=instance, boot_id=machine.boot_id,
+                credential_hash=hashlib.sha256(CREDENTIAL.encode()).hexdigest(), agent_instance=instance, boot_id=machine.boot_id,
                 credential_expires_at=START + timedelta(days=30),
             )  # fmt: skip
         self.site.begin()
@@ -136,7 +137,9 @@ class World:
         self._calm_down()
         timeline.run(timeline.now + CALM_SECONDS, self.promises.look)
         self.site.give_everything_back()
-        timeline.run(timeline.now + EMPTY_SECONDS, self.promises.look)
+        over = timeline.now + EMPTY_SECONDS
+        while timeline.now < over and any(self.promises.left()):  # once nothing is left, nothing can come any more
+            timeline.run(timeline.now + 1.0, self.promises.look)
         self.promises.in_the_end()
 
     def _plan_people(self) -> None:
