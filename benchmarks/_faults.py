@@ -36,18 +36,24 @@ class Fault:
     do: Callable[[Broken], float]
     under_load: bool = True
     cheap: bool = False  # is part of the short form
+    after: Callable[[Broken], None] | None = None  # once, when all its rounds are over
 
 
 FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    line: str, seconds: float, *, under_load: bool = True, cheap: bool = False
+    line: str,
+    seconds: float,
+    *,
+    under_load: bool = True,
+    cheap: bool = False,
+    after: Callable[[Broken], None] | None = None,
 ) -> Callable[[Callable[[Broken], float]], Callable[[Broken], float]]:
     """Have a function in the table, by its name."""
 
     def note(do: Callable[[Broken], float]) -> Callable[[Broken], float]:
-        FAULTS[do.__name__] = Fault(do.__name__, line, seconds, do, under_load, cheap)
+        FAULTS[do.__name__] = Fault(do.__name__, line, seconds, do, under_load, cheap, after)
         return do
 
     return note

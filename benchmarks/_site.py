@@ -222,6 +222,8 @@ class Site:
         self.clocks = Clocks(folder)
         self.environment: dict[str, str] = {}
         self.token = ""
+        self.messages: Any = None  # light hosts beside it, while their fault has its rounds
+        self.notebooks: list[str] = []  # that stay through the rounds of one fault
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -431,7 +433,8 @@ class Site:
         """How many hosts are."""
         from scheduler.models import Host
 
-        return int(rows(lambda: Host.objects.filter(lease_state="alive").count()))
+        names = [host.name for host in self.hosts]
+        return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
         """One request of the member to the API. Raises OSError while it does not answer."""

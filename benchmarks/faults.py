@@ -24,7 +24,7 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from benchmarks import _faults_hosts, _faults_work  # noqa: F401 (they fill the table)
+from benchmarks import _faults_hosts, _faults_messages, _faults_work  # noqa: F401 (they fill the table)
 from benchmarks._faults import FAULTS, Broken, Fault, end_rest
 from benchmarks._ledger import Ledger, Load
 from benchmarks._site import DidNotHappen, Site
@@ -75,6 +75,8 @@ def break_it(fault: Fault, site: Site, rounds: int, seed: int) -> dict[str, Any]
         worst = recovery if worst is None or (recovery is not None and recovery > worst) else worst
         shown = "-" if recovery is None else f"{recovery:.2f} s"
         print(f"  round {number}: {shown} {'; '.join(wrong[number])}".rstrip(), flush=True)
+    if fault.after is not None:
+        fault.after(Broken(site, ledger, dice))
     for number, problems in ledger.settle().items():
         wrong.setdefault(number, []).extend(problems)
         print(f"  round {number}: {'; '.join(problems)}", flush=True)
