@@ -1,4 +1,4 @@
-"""No request's body is read further than it may be long.
+"""No request's body is read further than it may be long, nor waited for longer than its sender needs.
 
 Django reads a whole body, to the disk where it is long, before any of our code runs; its own limit holds for forms only, and
 the API reads past it. So the limit stands in front of everything that the web process serves.
@@ -11,6 +11,8 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from portal.pace import PATIENCE_SECONDS, Pace, TooSlow
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,15 +29,19 @@ def words(most: int) -> str:
     return f"The body is too large; allowed: up to {most // 1024:,} KiB."
 
 
+SLOW_WORDS = "The body came too slowly, so it is no longer waited for. Send it again."
+
+
 class _TooLong(Exception):
     """More came than was announced, or than may."""
 
 
 class BodyLimit:
-    """Answers 413 to a request whose body is, or turns out to be, longer than ``most`` bytes; all others reach ``app``."""
+    """Answers 413 to a request whose body is, or turns out to be, longer than ``most`` bytes, and 408 to one whose body comes too
+    slowly (``patience``: seconds, portal.pace); all others reach ``app``."""
 
-    def __init__(self, app: App, most: int) -> None:
-        self.app, self.most = app, most
+    def __init__(self, app: App, most: int, patience: float = PATIENCE_SECONDS) -> None:
+        self.app, self.most, self.patience = app, most, patience
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,20 +49,25 @@ class BodyLimit:
             return
         announced = _announced(scope)
         if announced is not None and announced > self.most:
-            await self._refuse(scope, receive, send, 0)
+            await self._refuse(scope, receive, send, 0, 413, words(self.most))
             return
         await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        read, answered = 0, False
+        read, answered, ended = 0, False, False
+        pace = Pace(self.patience)
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, ended
+            if ended:
+                return await receive()  # of who has sent all: only whether they are still there
+            message = await pace.next(receive())
             if message["type"] == "http.request":
                 read += len(message.get("body", b""))
+                pace.came(len(message.get("body", b"")))
                 if read > self.most:
                     raise _TooLong
+            ended = message["type"] != "http.request" or not message.get("more_body", False)
             return message
 
         async def noted(message: Message) -> None:
@@ -68,16 +79,18 @@ class BodyLimit:
             await self.app(scope, counted, noted)
         except _TooLong:
             if not answered:
-                await self._refuse(scope, receive, send, read)
+                await self._refuse(scope, receive, send, read, 413, words(self.most))
+        except TooSlow:
+            if not answered:
+                await self._refuse(scope, receive, send, read, 408, SLOW_WORDS)
 
-    async def _refuse(self, scope: Message, receive: Receive, send: Send, read: int) -> None:
+    async def _refuse(self, scope: Message, receive: Receive, send: Send, read: int, status: int, said: str) -> None:
         """The answer at once; then some of what is still being sent is thrown away, or a reset would overtake the answer."""
-        said = words(self.most)
         is_api = str(scope.get("path", "")).startswith("/api/")
         body = json.dumps({"errors": [{"field": "", "value": None, "message": said}]}) if is_api else said
         kind = b"application/json" if is_api else b"text/plain; charset=utf-8"
         headers = [(b"content-type", kind), (b"content-length", str(len(body.encode())).encode()), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._throw_away(receive, read), LISTENS_SECONDS)

@@ -58,6 +58,7 @@ PING_SECONDS = 10.0
 SILENT_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
 PROBE_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
 CLOSE_SECONDS = 2.0
+BODY_SECONDS = 20.0  # within which the body of a request to join has to be there
 SEND_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
 
 RENEWED = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
@@ -147,7 +148,7 @@ class Agents:
     async def join(self, request: web.Request) -> web.Response:
         """A single-use token becomes a credential."""
         try:
-            body = parse(JoinRequest, await request.json())
+            body = parse(JoinRequest, await _json(request))
             answer = await self._threads.run(hosts.join, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
             return _refusal(400, f"join: {_first_line(error)}")
@@ -163,7 +164,7 @@ class Agents:
         if credential is None:
             return _refusal(401, "send the host's last credential as Authorization: Bearer ...")
         try:
-            body = parse(RenewRequest, await request.json())
+            body = parse(RenewRequest, await _json(request))
             answer = await self._threads.run(hosts.renew, credential, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:
             return _refusal(400, f"renew: {_first_line(error)}")
@@ -446,6 +447,17 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(outcome, Exception):
             log.error("agent's connection failed", error=repr(outcome))
+
+
+async def _json(request: web.Request) -> Any:
+    """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.json()
+    except TimeoutError:
+        late = web.HTTPRequestTimeout(text="the body came too slowly")
+        late.force_close()
+        raise late from None
 
 
 def _bearer(request: web.Request) -> str | None:

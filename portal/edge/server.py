@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 AGENT_THREADS = 6  # with those for people less than the database pool of a process has connections
 PEOPLE_THREADS = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# For the head of a request, and between two. Longer than proxies keep theirs (nginx 60 s, Caddy 120 s), so that those close.
+KEEPALIVE_SECONDS = 150.0
 LABEL = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
@@ -121,7 +123,10 @@ def own_names(port: int) -> frozenset[str]:
 async def serving(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[Edge]:
     """A running edge on this address. ``metrics_port`` 0: no metrics."""
     edge = Edge()
-    runner = web.AppRunner(application(edge, port), handler_cancellation=True, access_log=None, shutdown_timeout=3.0)
+    runner = web.AppRunner(
+        application(edge, port), handler_cancellation=True, access_log=None, shutdown_timeout=3.0,
+        keepalive_timeout=KEEPALIVE_SECONDS,
+    )  # fmt: skip
     await runner.setup()
     counters: web.AppRunner | None = None
     try:

@@ -40,6 +40,7 @@ from portal.edge.activity import Activity
 from portal.edge.doors import Doors
 from portal.edge.streams import AgentConnector, StreamPool
 from portal.edge.threads import Threads
+from portal.pace import PATIENCE_SECONDS, Pace, TooSlow
 
 log = structlog.get_logger(__name__)
 
@@ -172,8 +173,9 @@ class Workspaces:
         request = visit.request
         headers = headers_up(visit, to)
         body: Any = None
+        pace = Pace(PATIENCE_SECONDS)
         if request.body_exists:
-            body = request.content
+            body = _paced(request, pace)
             if (length := request.headers.get(hdrs.CONTENT_LENGTH)) is not None:
                 headers[hdrs.CONTENT_LENGTH] = length
         with self._doors.watched(visit.token, lambda: _abort(request)):
@@ -188,7 +190,9 @@ class Workspaces:
                     async for piece in _pieces(request, upstream):
                         await response.write(piece)
                     await response.write_eof()
-            except (ClientError, ConnectionError) as error:
+            except (ClientError, ConnectionError, TooSlow) as error:
+                if pace.gave_up and response is None:
+                    return _too_slow(request, to)
                 return _broken(request, response, to, error)
         return response
 
@@ -302,6 +306,20 @@ def _broken(
         return response
     sentence = "Its host could not be reached just now. Your work goes on there; try again."
     return pages.say(request, 502, "The notebook does not answer", sentence, to.workload)
+
+
+async def _paced(request: web.Request, pace: Pace) -> AsyncIterator[bytes]:
+    """The request's body as it comes. Raises TooSlow when its sender takes too long."""
+    while piece := await pace.next(request.content.readany()):
+        pace.came(len(piece))
+        yield piece
+
+
+def _too_slow(request: web.Request, to: Pass) -> web.Response:
+    metrics.REQUESTS.labels("slow").inc()
+    said = pages.say(request, 408, "This came too slowly", "What was being sent is no longer waited for. Try again.", to.workload)
+    said.force_close()
+    return said
 
 
 async def _pieces(request: web.Request, upstream: ClientResponse) -> AsyncIterator[bytes]:

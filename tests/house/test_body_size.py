@@ -19,12 +19,12 @@ MIB = 1024 * 1024
 class Server:
     """`uvicorn config.asgi:application`, as it is run, on a port of loopback."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, program: str = "config.asgi:application", heads: str = "config.heads:Heads") -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(16)
             self.port = listening.getsockname()[1]
-            command = [sys.executable, "-m", "uvicorn", "config.asgi:application", "--no-access-log"]
+            command = [sys.executable, "-m", "uvicorn", program, "--http", heads, "--no-access-log"]
             self.process = subprocess.Popen(
                 [*command, "--fd", str(listening.fileno())], cwd=root, pass_fds=[listening.fileno()],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

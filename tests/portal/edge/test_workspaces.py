@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 from yarl import URL
 
-from portal.edge import doors
+from portal.edge import agents, doors, server, workspaces
 from portal.models import Membership, User, WorkspaceSession
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
@@ -435,6 +435,58 @@ async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(
     answer = await notebook.get("/lab", cookie, Accept="text/html")
     assert answer.status == 502
     assert "does not answer" in await answer.text()
+
+
+async def dribble(place: Place, head: str, every: float = 0.1) -> tuple[float, str]:
+    """Send a request and then a byte now and then, until the edge answers or hangs up: after how long, and its first line."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    try:
+        writer.write(head.replace("\n", "\r\n").encode())
+        began = time.monotonic()
+        said = asyncio.ensure_future(reader.readline())
+        while not said.done():
+            assert time.monotonic() - began < 20, "it is still waited for"
+            writer.write(b" ")
+            await asyncio.wait([said], timeout=every)
+        return time.monotonic() - began, said.result().decode()
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
+    notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "PATIENCE_SECONDS", 1.0)
+    cookie = await notebook.enter()
+    head = (
+        f"PUT /api/contents/a HTTP/1.1\nHost: {notebook.name}\nOrigin: {notebook.origin}\nCookie: __Host-gpupool={cookie}\n"
+        "Content-Length: 100000\n\n"
+    )
+    slow = [asyncio.create_task(dribble(notebook.place, head)) for _ in range(12)]  # more than there are streams kept ready
+    await asyncio.sleep(0.3)
+    assert (await notebook.get("/lab", cookie)).status == 200, "nobody else waits"
+    for took, said in await asyncio.gather(*slow):
+        assert said.startswith("HTTP/1.1 408 ") and took < 6
+    await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) >= 3)
+
+
+async def test_a_body_to_join_that_comes_a_byte_at_a_time_is_not_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "BODY_SECONDS", 1.0)
+    head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{place.port}\nContent-Length: 60000\n\n{{"
+    took, said = await dribble(place, head)
+    assert said.startswith("HTTP/1.1 408 ") and took < 5
+
+
+@pytest.fixture
+def little_time_for_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEPALIVE_SECONDS", 1.0)
+
+
+async def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(little_time_for_heads: None, place: Place) -> None:
+    took, said = await dribble(place, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{place.port}\nX-Slow: ")
+    assert said == "" and took < 5
 
 
 async def test_use_is_told_to_the_idle_rule(notebook: Notebook) -> None:
