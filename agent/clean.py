@@ -12,18 +12,20 @@ from pathlib import Path
 
 from agent.meter import GpuProcess
 from agent.protocol import SampleRow
-from agent.state import read_json, write_json
+from agent.state import read_kept, write_json
 
 TOLERANCE_MIB = 256  # what drivers keep or give back by themselves
 
 
 class Clean:
-    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent."""
+    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent.
+
+    Raises StateError where ``path`` is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        kept = read_json(path)
-        self._before: dict[str, dict[str, list[int] | int | None]] = kept if isinstance(kept, dict) else {}
+        self._before: dict[str, dict[str, list[int] | int | None]] = read_kept(path) or {}
 
     def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
         """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now."""
@@ -35,7 +37,7 @@ class Clean:
                 continue
             pids = sorted({each.pid for each in there if each.unit == unit} - set(_pids(before)))
             if pids:
-                return f"process {pids[0]} of an earlier workload is still on {unit}"
+                return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant
             most = before.get("memory_mib")
             if isinstance(most, int) and row.memory_used_mib is not None and row.memory_used_mib > most + TOLERANCE_MIB:
                 return f"{row.memory_used_mib - most} MiB of an earlier workload are still in use on {unit}"

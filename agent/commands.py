@@ -320,13 +320,14 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     numbers = options.team_users if os.geteuid() == 0 else None
     chosen = choose(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)
     launcher = chosen.launcher
+    stay_apart(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
     numbers = numbers if chosen.users else None
     network = open_network(options.network, state.folder, numbers, options.reach)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
     hardware = await _hardware(meter)
     homes = options.homes or state.folder / "homes"
     homes.mkdir(parents=True, exist_ok=True, mode=0o700)
-    locks_folder = options.locks or (state.folder / "locks" if meter.simulated else _machine_locks())
+    locks_folder = options.locks or (state.folder / "locks" if meter.simulated else machine_locks())
     reachable = network.mode == "host" or (launcher.name == "plain" and network.mode == "private")
     address = (options.address or towards(options.edge)) if reachable else ""
     runs = Runs(
@@ -354,11 +355,36 @@ async def _hardware(meter: Meter) -> Hardware:
         raise RuntimeError(f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB") from None
 
 
-def _machine_locks() -> Path:
-    """Real GPUs are one per machine, so their locks are too."""
-    shared = Path("/run/lock")
+def stay_apart(kept: Path, wanted: str, found: str, notes: list[str]) -> None:
+    """Take no looser launcher by itself than this host had before: a probe may fail for a moment. Raises RuntimeError."""
+    before = kept.read_text().strip() if kept.exists() else ""
+    if wanted == "auto" and before == "bubblewrap" and found == "plain":
+        raise RuntimeError(
+            f"--launcher: workloads of this host were in sandboxes before, and now: {' '.join(notes)} "
+            "Mend it, or say --launcher plain to go on without"
+        )
+    if before != found:
+        write_text(kept, found)
+
+
+def machine_locks(shared: Path = Path("/run/lock")) -> Path:
+    """Where the locks of this machine's real GPUs are: one folder per user who runs agents, as only its owner may hold them.
+
+    Raises RuntimeError where somebody else made this user's folder, and for anybody but root where root's agent has its own:
+    neither would see the other's locks.
+    """
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return base / f"gpupool-{os.getuid()}"
+    own, roots = base / f"gpupool-{os.getuid()}", base / "gpupool-0"
+    if own != roots and roots.exists() and roots.stat().st_uid == 0:
+        raise RuntimeError(
+            f"--locks: root's agent keeps the locks of this machine's GPUs in {roots}, which a user's agent can not hold. "
+            "Run one agent, or simulate GPUs with --simulate"
+        )
+    own.mkdir(exist_ok=True, mode=0o700)
+    if own.stat().st_uid != os.getuid() or own.is_symlink():
+        raise RuntimeError(f"--locks: {own} is not this user's: somebody else made it. Remove it, or name another folder")
+    own.chmod(0o700)
+    return own
 
 
 def _own_name() -> str:

@@ -34,10 +34,12 @@ from agent.protocol import (
     LogChunk,
     Observed,
     Proof,
+    ProtocolError,
     RunWanted,
     SampleBatch,
     SampleRow,
     StraySeen,
+    parse,
 )
 from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
@@ -343,7 +345,8 @@ class Agent:
         self._spoke_at = max(self._spoke_at, spoke_at)  # an old frame takes nothing back
         self._lease_until = self._spoke_at + self._lease_seconds
         named = {wanted.run for wanted in desired.runs}
-        self.runs.renew(named, self._lease_until)
+        # A stop that has arrived does not look at the lease any more; one that could not be told is carried out by its end.
+        self.runs.renew({wanted.run for wanted in desired.runs if wanted.verb != "stop"}, self._lease_until)
         self._note_unnamed(named, is_old)
         for wanted in desired.runs:
             if wanted.secret and wanted.run in self.runs.runs:
@@ -564,11 +567,16 @@ class Agent:
         recent: list[Health] = []
         oldest = time.time() - HEALTH_RESENT_SECONDS
         for path in sorted(self._health_folder.glob("*.json")):
-            data = read_json(path)
-            if data is None or data["ts"] < oldest:
+            try:
+                health = parse(Health, read_json(path))
+            except ProtocolError:  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
+                log.warning("a kept hardware event can't be read: %s", path.name)
+                path.unlink()
+                continue
+            if health.ts < oldest:
                 path.unlink()
             else:
-                recent.append(Health(**data))
+                recent.append(health)
         return sorted(recent, key=lambda health: health.ts)
 
     async def _watch_notebooks(self) -> None:
@@ -603,7 +611,8 @@ class Agent:
             return
         before = (run.step, run.ready, run.activity)
         if activity is not None:
-            (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
+            with _disk_trouble_survived("the end of a notebook's secret"):
+                (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
             run.ready, run.activity, run.step = True, {**activity, "last_background": run.background.last}, "ready"
         elif not run.ready:
             run.step = "starting JupyterLab"

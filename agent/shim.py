@@ -7,7 +7,7 @@ It reads from RUN_DIR                         It writes to RUN_DIR
   spec.json   what to start and the limits      shim.json   who it is (pid, start time, boot) and when the workload began
   lease       a time on CLOCK_BOOTTIME          log/        the workload's output, in segments named by their first byte
   order.json  what the agent asks for           epilog.json that the operator's epilog was begun, and how the workload ended
-                                                exit.json   how it ended, written last, once, atomically
+  exit.room   room for exit.json on a full disk exit.json   how it ended, written last, once, atomically
 
 CLOCK_BOOTTIME counts through sleep and never jumps, so no change of the wall clock can shorten or lengthen a lease.
 """
@@ -25,6 +25,7 @@ import select
 import signal
 import sys
 import time
+from stat import S_ISREG
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}  # of the system call, which th
 TICK_SECONDS = 1.0
 LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the workload's main process
 KILL_AGAIN_SECONDS = 0.1
+KILL_AGAIN_TIMES = 20  # then a process that can't be killed is looked at less often: each look reads all of /proc
 LOG_SEGMENT_BYTES = 1 << 20
 LOG_SEGMENTS = 8
 READ_BYTES = 1 << 16
@@ -551,11 +553,12 @@ class Shim:
         self.stop_whatever = False
         self.kill_at: float | None = None
         self.killed = False
+        self.looks_after_kill = 0
         self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
         self.noticed = False
         self.notice: dict[str, Any] | None = None
         self.door: NoticeDoor | None = None
-        self.order_seen: tuple[int, int] | None = None
+        self.order_seen: dict[str, Any] = {}
         self.ends_at: float | None = None
         self.wake = -1
         self.pipe: int | None = None
@@ -666,7 +669,8 @@ class Shim:
 
     def wait(self) -> float:
         if self.killed:
-            return KILL_AGAIN_SECONDS
+            self.looks_after_kill += 1
+            return KILL_AGAIN_SECONDS if self.looks_after_kill <= KILL_AGAIN_TIMES else TICK_SECONDS
         if self.door is not None and self.door.is_due:
             return DOOR_TICK_SECONDS
         now = boottime()
@@ -725,14 +729,12 @@ class Shim:
     def obey(self) -> None:
         """Carry out what the agent wrote into order.json since the last look."""
         try:
-            stat = os.stat(self.path("order.json"))
-        except FileNotFoundError:
-            return
-        mark = (stat.st_ino, stat.st_mtime_ns)
-        if mark == self.order_seen:
-            return
-        self.order_seen = mark
-        order = read_json(self.path("order.json")) or {}
+            order = read_json(self.path("order.json"))
+        except OSError:
+            return  # what can't be read now is read at the next look
+        if order is None or order == self.order_seen:
+            return  # none yet, one that is being written, or none that is new
+        self.order_seen = order
         notice = order.get("notice")
         if notice and not self.noticed:
             self.give_notice(notice)
@@ -751,7 +753,9 @@ class Shim:
             stat = os.lstat(os.path.join(folder, ACKNOWLEDGEMENT)) if folder else None
         except OSError:
             return None
-        return (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) if stat else None
+        if stat is None or not S_ISREG(stat.st_mode):
+            return None  # a link, a folder: nothing that the agent would take for one either
+        return (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def acknowledged(self) -> bool:
         now = self.acknowledgement()
@@ -904,7 +908,24 @@ class Shim:
             except OSError as problem:
                 if problem.errno != errno.ENOSPC:
                     raise
+                if self.end_in_its_room(ended):
+                    return
                 time.sleep(TICK_SECONDS)  # a full disk: the end is told as soon as there is room
+
+    def end_in_its_room(self, ended: dict[str, Any]) -> bool:
+        """Write how it ended over the file that was made for it at the start, which takes no room on the disk."""
+        room = self.path("exit.room")
+        try:
+            with open(room, "r+") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.write(json.dumps({**ended, "error": ended["error"][: size // 8]}).ljust(size))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(room, self.path("exit.json"))
+        except OSError as problem:
+            print(f"exit.json: {problem}", file=sys.stderr)
+            return False
+        return True
 
 
 def leave_parent() -> None:

@@ -66,6 +66,14 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_kept(path: Path) -> Any:
+    """Like ``read_json``, for what holds a fence: only a file that is not there may count as nothing. Raises StateError."""
+    value = read_json(path)
+    if value is None and path.exists():
+        raise StateError(f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy")
+    return value
+
+
 def boot_id() -> str:
     """Random per boot of the kernel: a new one proves that nothing of before runs any more."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -114,7 +122,7 @@ class State:
         return self.folder / "tools"
 
     def _load_identity(self) -> Identity:
-        data = read_json(self.folder / "identity.json")
+        data = read_kept(self.folder / "identity.json")
         if data:
             return Identity(**data)
         identity = Identity(instance=secrets.token_hex(16))
@@ -190,7 +198,7 @@ class Generations:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        data = read_json(path) or {}
+        data = read_kept(path) or {}
         self._units: dict[str, int] = data.get("units", {})
         self._used: list[int] = data.get("used", [])
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import trees
-from agent.state import read_json, write_json
+from agent.state import StateError, read_kept, write_json
 
 log = logging.getLogger("agent.tenants")
 
@@ -99,7 +99,10 @@ class Tenants:
         folder.mkdir(exist_ok=True, mode=0o700)
         with _lock(folder / f"{RECORD}.lock"):
             path = folder / RECORD
-            teams: dict[str, str] = read_json(path) or {}
+            try:
+                teams: dict[str, str] = read_kept(path) or {}
+            except StateError as damaged:
+                raise NotAllowed(str(damaged)) from None
             known = dict(teams)
             yield teams
             added = {number: team for number, team in teams.items() if number not in known}

@@ -83,6 +83,8 @@ class Trash:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._changing = threading.Lock()
+        self._at_work = self._more = False
         folder.mkdir(exist_ok=True, mode=0o700)
         self.empty()
 
@@ -95,10 +97,24 @@ class Trash:
         self.empty()
 
     def empty(self) -> None:
-        """Remove what was thrown away, in the background."""
-        names = [str(self.folder / name) for name in os.listdir(self.folder)]
-        if names:
-            threading.Thread(target=_remove, args=(names,), daemon=True, name="trash").start()
+        """Remove what was thrown away, in the background: by one worker, which looks again for what came meanwhile."""
+        with self._changing:
+            self._more = True
+            if self._at_work:
+                return
+            self._at_work = True
+        threading.Thread(target=self._work, daemon=True, name="trash").start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changing:
+                if not self._more:
+                    self._at_work = False
+                    return
+                self._more = False
+            names = [str(self.folder / name) for name in os.listdir(self.folder)]
+            if names:
+                _remove(names)
 
 
 def _remove(paths: list[str]) -> None:

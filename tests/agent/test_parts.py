@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from agent import locks, logs, trees
-from agent.commands import main
+from agent.clean import Clean
+from agent.commands import machine_locks, main, stay_apart
 from agent.doors import NoDoor, socket_path
 from agent.locks import Busy, Claim
 from agent.meter import Use
 from agent.protocol import SampleRow
+from agent.shim import Shim
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
 from agent.spool import Spool
 from agent.state import Generations, State, StateError
+from agent.tenants import NotAllowed, Range, Tenants
 
 # locks
 
@@ -88,6 +93,99 @@ def test_generations_only_grow_per_unit_and_are_used_once_also_after_a_restart(t
     assert "used before" in again.refusal(5, ["b"])
     assert "used before" in again.refusal(6, [])
     assert again.refusal(4, ["b"]) == ""
+
+
+def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing(tmp_path: Path) -> None:
+    """An empty memory would let a stale start through, give a host a new name, or a team's files to another team."""
+    Generations(tmp_path / "g.json").use(7, ["GPU-a"])
+    (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
+    with pytest.raises(StateError, match=r"g\.json is damaged"):
+        Generations(tmp_path / "g.json")
+    (tmp_path / "before.json").write_text('{"GPU-a": ')
+    with pytest.raises(StateError, match=r"before\.json is damaged"):
+        Clean(tmp_path / "before.json")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "identity.json").write_text("")
+    with pytest.raises(StateError, match=r"identity\.json is damaged"):
+        State(tmp_path / "state")
+    tenants = Tenants(tmp_path / "homes", Range())
+    tenants.homes.mkdir()
+    assert tenants.user("team-7", 70_007) == 70_007
+    teams = tenants.homes / ".volumes" / "teams.json"
+    teams.write_text(teams.read_text()[:-1])
+    with pytest.raises(NotAllowed, match="damaged"):
+        tenants.user("team-9", 70_007)
+    assert "team-9" not in teams.read_text()
+
+
+def test_a_persons_agent_does_not_take_gpus_beside_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_locks(tmp_path) == tmp_path / f"gpupool-{os.getuid()}"
+    (tmp_path / "gpupool-0").mkdir(exist_ok=True)
+    if os.getuid() == 0:
+        monkeypatch.setattr("os.getuid", lambda: 70_001)
+        with pytest.raises(RuntimeError, match="gpupool-0, which a user's agent can not hold"):
+            machine_locks(tmp_path)
+
+
+def test_a_folder_of_locks_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"gpupool-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RuntimeError, match="is not this user's"):
+        machine_locks(tmp_path)
+
+
+def test_no_looser_launcher_is_taken_by_itself_than_the_host_had(tmp_path: Path) -> None:
+    kept = tmp_path / "launcher"
+    stay_apart(kept, "auto", "plain", [])
+    stay_apart(kept, "auto", "bubblewrap", [])
+    with pytest.raises(RuntimeError, match="in sandboxes before, and now: no memory. Mend it, or say --launcher plain"):
+        stay_apart(kept, "auto", "plain", ["no memory."])
+    stay_apart(kept, "plain", "plain", [])
+    stay_apart(kept, "auto", "plain", [])
+
+
+def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, removed = threading.Semaphore(0), trees._remove
+    seen: list[int] = []
+
+    def slowly(paths: list[str]) -> None:
+        seen.append(sum(thread.name == "trash" for thread in threading.enumerate()))
+        at_work.acquire()
+        removed(paths)
+
+    monkeypatch.setattr(trees, "_remove", slowly)
+    trash = trees.Trash(tmp_path / "trash")
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        trash.throw(tmp_path / str(number))
+    for _ in range(20):
+        at_work.release()
+    until = time.monotonic() + 10
+    while os.listdir(trash.folder) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert os.listdir(trash.folder) == [] and set(seen) == {1} and len(seen) <= 3
+
+
+def test_only_a_file_acknowledges_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"checkpoint_dir": str(tmp_path / "kept")}))
+    (tmp_path / "kept").mkdir()
+    shim, place = Shim(str(tmp_path)), tmp_path / "kept" / ".done"
+    place.mkdir()
+    assert shim.acknowledgement() is None
+    place.rmdir()
+    place.symlink_to(tmp_path / "spec.json")
+    assert shim.acknowledgement() is None
+    place.unlink()
+    place.touch()
+    assert shim.acknowledgement() is not None
+
+
+def test_a_process_that_can_not_be_killed_is_looked_at_ever_less_often(tmp_path: Path) -> None:
+    """Each look reads all of /proc: ten in a second would take a core for as long as the process hangs in the kernel."""
+    shim = Shim(str(tmp_path))
+    shim.killed = True
+    waits = [shim.wait() for _ in range(30)]
+    assert (waits[0], waits[-1]) == (0.1, 1.0) and sum(waits) > 10
 
 
 def test_one_agent_per_state_folder(tmp_path: Path) -> None:
@@ -345,7 +443,7 @@ def test_a_wrong_argument_ends_with_one_line_that_names_it(
 def test_probe_prints_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "--simulate", "2xA100-80GB"]) == 0
     printed = capsys.readouterr().out
-    assert '"simulated": true' in printed and printed.count("A100-80GB") == 2
+    assert '"simulated": true' in printed and printed.count('"model": "A100-80GB"') == 2
 
 
 def test_the_agent_imports_nothing_of_the_server() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.agent.conftest import AgentProcess
+from tests.agent.conftest import AgentProcess, MakeAgent
 from tests.agent.fake_edge import FakeEdge
 
 
@@ -22,3 +22,14 @@ async def test_while_a_report_is_not_answered_the_next_one_without_news_waits_an
     edge.silent = False
     await edge.push()  # answers the last one
     await edge.until(lambda: len(edge.observed) > said + later + 3)
+
+
+async def test_a_kept_hardware_event_that_can_not_be_read_keeps_nobody_from_the_line(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    agent = await make_agent()
+    await agent.kill()
+    for name, text in (("damaged", "{"), ("of-a-newer-agent", '{"event": "x", "ts": 9e9}')):
+        (agent.state / "health" / f"{name}.json").write_text(text)
+    await agent.start()
+    assert not list((agent.state / "health").glob("*.json"))
