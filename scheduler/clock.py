@@ -17,9 +17,9 @@ from scheduler.core.reasons import Code
 from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload, WorkloadKind
 from scheduler.services.hosts import (
     enter_maintenance,
+    leave_maintenance,
     move_work_off,
     record_host_change,
-    return_host,
 )
 from scheduler.services.reservations import close_reservation, move_reservation
 from scheduler.services.workloads import request_stop
@@ -226,15 +226,14 @@ def _lose_what_is_left_on_silent_hosts(now: datetime) -> None:
 
 
 def maintenance_clock(now: datetime) -> None:
-    """Work is moved off in time for a window's start; the host is in maintenance while it lasts, and back after it."""
+    """Work is moved off in time for a window's start; the host is in maintenance while it lasts, and what it was before after it."""
     for window in MaintenanceWindow.objects.filter(end__gt=now).select_related("host__pool"):
         pool = window.host.pool
         if window.start - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) <= now:
             _clear_for(window, now)
     for host in Host.objects.filter(admin_state=AdminState.MAINTENANCE):
-        windows = host.maintenance_windows
-        if windows.filter(end__lte=now).exists() and not windows.filter(start__lte=now, end__gt=now).exists():
-            return_host(host, reason="its maintenance window is over", now=now)
+        if not host.maintenance_windows.filter(start__lte=now, end__gt=now).exists():
+            leave_maintenance(host, now=now)
 
 
 def _clear_for(window: MaintenanceWindow, now: datetime) -> None:

@@ -131,7 +131,7 @@ TRANSITIONS: dict[type[StrEnum], Transitions] = {
         in_service=("cordoned", "draining", "maintenance"),
         cordoned=("in_service", "draining", "maintenance"),
         draining=("in_service", "cordoned", "maintenance"),
-        maintenance=("in_service", "cordoned"),
+        maintenance=("in_service", "cordoned", "draining"),
     ),
     RepairState: _table(
         well=("quarantined", "out", "reshaping"),

@@ -80,16 +80,38 @@ def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, 
 
 @transaction.atomic
 def cancel_maintenance(window: MaintenanceWindow) -> bool:
-    """Take an announced window back. False when it was gone already."""
+    """Take a window back; one that has begun is over with that. False when it was gone already."""
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
     return bool(removed)
 
 
+@transaction.atomic
 def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
-    """The window has begun. Called by the clock."""
-    return _change_admin(host, AdminState.MAINTENANCE, reason, now)
+    """The window has begun. Called by the clock. A host that is closed for another reason keeps that one beside its states."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    is_open = fresh.admin_state == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
+    kept = "" if is_open else fresh.state_reason
+    changed = _change(fresh, "admin_state", AdminState.MAINTENANCE, reason, now, kept or reason)
+    _copy(fresh, host)
+    return changed
+
+
+@transaction.atomic
+def leave_maintenance(host: Host, *, now: datetime) -> bool:
+    """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and it is as
+    well or ill as it is."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    if fresh.admin_state != AdminState.MAINTENANCE:
+        return False
+    before = fresh.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
+    back = AdminState(before.admin_state) if before else AdminState.IN_SERVICE
+    reason = "its maintenance window is over"
+    is_open = back == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
+    changed = _change(fresh, "admin_state", back, reason, now, reason if is_open else fresh.state_reason)
+    _copy(fresh, host)
+    return changed
 
 
 @transaction.atomic
@@ -196,11 +218,15 @@ def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bo
     return changed
 
 
-def _change(host: Host, field: str, new: StrEnum, reason: str, now: datetime) -> bool:
+def _change(
+    host: Host, field: str, new: StrEnum, reason: str, now: datetime, state_reason: str | None = None
+) -> bool:
+    """``state_reason``: what is kept beside the states, where that is not why this changes."""
     old = type(new)(getattr(host, field))
     if str(new) not in TRANSITIONS[type(new)][str(old)]:
         return False
-    if not change_state(host, field, old=old, new=new, state_reason=reason):
+    kept = reason if state_reason is None else state_reason
+    if not change_state(host, field, old=old, new=new, state_reason=kept):
         return False
     record_host_change(host, reason, now)
     return True

@@ -1,0 +1,64 @@
+"""Maintenance windows: what a host is when one is over."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from scheduler import clock, services
+from scheduler.models import Host
+from tests.world import World
+
+MINUTE = dt.timedelta(minutes=1)
+
+
+def through_a_window(world: World, host: Host) -> Host:
+    """The host after a window of an hour that began half an hour from now."""
+    begin = world.now + 30 * MINUTE
+    services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
+    clock.maintenance_clock(begin)
+    assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
+    clock.maintenance_clock(begin + 61 * MINUTE)
+    return Host.objects.get(pk=host.pk)
+
+
+def test_the_end_of_a_window_heals_no_quarantined_host(world: World) -> None:
+    host = world.hosts["alpha"]
+    services.quarantine_host(host, reason="XID 79 again and again", now=world.now)
+    after = through_a_window(world, host)
+    assert (after.admin_state, after.repair_state) == ("in_service", "quarantined")
+    assert after.state_reason == "XID 79 again and again"
+
+
+def test_a_host_that_was_closed_before_a_window_is_closed_after_it(world: World) -> None:
+    alpha, beta, gamma = (world.hosts[name] for name in ("alpha", "beta", "gamma"))
+    services.cordon_host(alpha, reason="do not use", now=world.now)
+    services.trip_host(beta, reason="three attempts failed", now=world.now)
+    services.drain_host(gamma, reason="it moves", now=world.now)
+    after = [through_a_window(world, host) for host in (alpha, beta, gamma)]
+    assert [host.admin_state for host in after] == ["cordoned", "cordoned", "draining"]
+    assert [host.state_reason for host in after] == ["do not use", "three attempts failed", "it moves"]
+    assert after[1].tripped_at is not None
+
+
+def test_what_happens_to_a_host_within_a_window_outlasts_it(world: World) -> None:
+    host = world.hosts["alpha"]
+    services.set_maintenance(host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now)
+    clock.maintenance_clock(world.now)
+    services.quarantine_host(host, reason="XID 79", now=world.now + MINUTE)
+    services.cordon_host(host, reason="wait for me", now=world.now + 2 * MINUTE)
+    clock.maintenance_clock(world.now + 3 * MINUTE)
+    clock.maintenance_clock(world.now + 61 * MINUTE)
+    host.refresh_from_db()
+    assert (host.admin_state, host.repair_state, host.state_reason) == ("cordoned", "quarantined", "wait for me")
+
+
+def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> None:
+    host = world.hosts["alpha"]
+    window = services.set_maintenance(
+        host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
+    )
+    clock.maintenance_clock(world.now)
+    services.cancel_maintenance(window)
+    clock.maintenance_clock(world.now + MINUTE)
+    host.refresh_from_db()
+    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window is over")
