@@ -126,6 +126,21 @@ def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: 
     assert "web" in done.stderr
 
 
+def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(root: Path, tmp_path: Path, house: ModuleType) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("web", "edge"):
+        (tmp_path / "logs" / f"{name}.log").write_text("x")
+    answer = run(root, "logs", "--state", str(tmp_path))
+    assert (answer.returncode, answer.stdout.split()) == (0, ["edge", "web"])
+    assert house.logs_hint(tmp_path) == f"./run logs NAME --state {tmp_path}"
+    assert house.logs_hint(root / ".gpupool" / "demo") == "./run logs NAME"
+
+
+def test_the_command_line_runs_with_nothing_to_install(root: Path) -> None:
+    answer = run(root, "gpupool", "--help")
+    assert answer.returncode == 0 and "One shared pool of GPUs" in answer.stdout
+
+
 def test_an_unknown_benchmark_is_answered_with_those_there_are(root: Path) -> None:
     done = run(root, "bench", "speed")
     assert done.returncode == 1
