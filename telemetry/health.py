@@ -10,7 +10,7 @@ from django.db import transaction
 from scheduler import locks
 from scheduler.models import Gpu, Host
 from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu, trip_host
-from telemetry import breaker
+from telemetry import breaker, strays
 from telemetry.models import HealthEvent, HealthRule
 
 EVENTS_AT_ONCE = 200
@@ -73,8 +73,17 @@ def _allowed(event: HealthEvent, action: str, now: datetime) -> bool:
     return len(out) < max(1, gpus // GPUS_PER_ACTION)
 
 
+def for_everybody(event: HealthEvent) -> str:
+    """What of an event's detail anybody may see who sees the host. Whose process it was (the driver's log names pid and command of
+    the one that was hit) is for operators."""
+    if event.code == strays.CODE:
+        return "a process on it belongs to no workload"
+    return event.detail.partition("pid=")[0].rstrip(", ")
+
+
 def _act(event: HealthEvent, action: str, now: datetime) -> bool:
-    reason = f"{event.code} {event.detail}".strip()[:300]
+    # It becomes the state's reason, on the host's page and in the notices of everybody whose work it touches.
+    reason = f"{event.code} {for_everybody(event)}".strip()[:300]
     if event.code == breaker.CODE and action == Action.CORDON:
         return trip_host(event.host, reason=reason, now=now)  # what runs there runs
     if action == Action.CORDON:

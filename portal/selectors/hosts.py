@@ -14,6 +14,7 @@ from scheduler.commands import LIVE
 from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, GpuStateChange, Host, HostStateChange, Unit, Workload
 from scheduler.states import TOLD_TO_GO, AdminState, LeaseState, RepairState
+from telemetry.health import for_everybody
 from telemetry.models import HealthEvent, Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
@@ -94,6 +95,7 @@ def events(host: Host) -> list[dict[str, Any]]:
             "at": e.at,
             "kind": "bad" if e.action_taken not in ("", "note") else "warn",
             "event": e,
+            "told": for_everybody(e),
             "done": DONE.get(e.action_taken, e.action_taken),
         }
         for e in HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.protocol import Health
-from scheduler.models import Command, Gpu, Host
+from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange
 from telemetry.agent_api import accept_health
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent, HealthRule
@@ -40,6 +40,26 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
     assert not Command.objects.filter(run=staying.run).exists()
     event = HealthEvent.objects.get()
     assert (event.action_taken, event.handled_at) == ("cordon", at(10))
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "told"),
+    [
+        ("stray:process", "miner (pid 4242, user ada, 900 MiB) belongs to no workload", "a process on it belongs to no workload"),
+        ("xid:79", "pid='4242', name=miner, GPU has fallen off the bus.", ""),
+        ("xid:79", "Bus lost, pid=4242, name=miner of ada, Ch 8", "Bus lost"),
+        ("xid:79", "planted", "planted"),
+    ],
+)
+def test_the_reason_that_everybody_sees_names_nobodys_process(world: World, code: str, detail: str, told: str) -> None:
+    HealthRule.objects.filter(code=code).update(action="cordon", repeats=1)
+    gpu = units_of(world.hosts["alpha"])[0].gpu
+    accept_health(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", code, at(9).timestamp(), detail), at(10))
+    handle_events(at(10))
+    gpu.refresh_from_db()
+    reasons = {gpu.state_reason, Host.objects.get(name="alpha").state_reason}
+    reasons |= {*HostStateChange.objects.values_list("reason", flat=True), *GpuStateChange.objects.values_list("reason", flat=True)}
+    assert reasons - {""} == {f"{code} {told}".strip()}
 
 
 def test_an_event_is_acted_on_once(world: World) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from agent.protocol import CheckSeen, DiagnosticSeen, StraySeen
+from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from portal import notify, wording
 from portal.models import Notification
 from portal.services import hosts as host_verbs
 from portal.services import repairs
 from scheduler import clock, diagnostics
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation
-from telemetry.agent_api import accept_strays
+from telemetry import health
+from telemetry.agent_api import accept_health, accept_strays
 from telemetry.models import HealthRule
 from tests.portal.web.work_samples import run_job, signed_in
 from tests.telemetry.rows import reservation
@@ -82,6 +83,20 @@ def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world:
     assert "miner" in shown and "pid 4242" in shown and "ada" in shown and "900 MiB" in shown
     other = page(world, "member")
     assert "miner" not in other and "ada" not in other and "1 now" in other
+
+
+def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_alone(world: World) -> None:
+    HealthRule.objects.filter(code__in=("stray:process", "xid:13")).update(action="quarantine_gpu", repeats=1)
+    first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
+    accept_strays(world.hosts["alpha"].pk, [StraySeen(first, 4242, 7, "ada", "miner", 900)], world.now)
+    hit = "pid='4242', name=miner, Graphics Exception"
+    accept_health(world.hosts["alpha"].pk, Health("one", second, "xid", "xid:13", world.now.timestamp(), hit), world.now)
+    assert health.handle_events(world.now) == 2
+    assert "user ada" in page(world) and hit.replace("'", "&#x27;") in page(world)
+    answers = [signed_in(world.people["member"]).get(f"/api/v1/hosts/alpha/{part}") for part in ("", "health/")]
+    assert "a process on it belongs to no workload" in page(world, "member")
+    for other in (page(world, "member"), *(answer.content.decode() for answer in answers)):
+        assert not any(word in other for word in ("4242", "miner", "user ada"))
 
 
 def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) -> None:
