@@ -138,7 +138,9 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        # aiohttp's own limit of a hundred connections would keep a host with many open workspaces from its server.
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session
             loops = (
                 self._keep_connection(session),

@@ -1,4 +1,4 @@
-"""How often an agent says what is so."""
+"""How often an agent says what is so, and over how many connections it can be reached."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ async def test_a_kept_hardware_event_that_can_not_be_read_keeps_nobody_from_the_
         (agent.state / "health" / f"{name}.json").write_text(text)
     await agent.start()
     assert not list((agent.state / "health").glob("*.json"))
+
+
+async def test_a_host_with_hundreds_of_open_workspace_connections_still_reaches_its_server(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    edge.streams_wanted = 150
+    await edge.push()
+    await edge.until(lambda: len(edge.idle_streams) == 150)
+    said = len(edge.observed)
+    for socket in list(edge.sync_sockets):
+        await socket.close()
+    await edge.until(lambda: len(edge.observed) > said)
