@@ -48,6 +48,8 @@ DOOR_PORT = 4770  # of the notice over HTTP, where a workload has a network of i
 DOOR_SECONDS = 15.0  # after which a workload whose network was not found gets no notice over HTTP
 DOOR_TICK_SECONDS = 0.02
 MOST_CALLERS = 8
+MOST_HEAD_BYTES = 8192  # of a request
+CALLER_SECONDS = 5.0  # within which its head has to be there
 KEYCTL_JOIN_SESSION_KEYRING = 1
 KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}  # of the system call, which the C library has no function for
 TICK_SECONDS = 1.0
@@ -277,6 +279,26 @@ class Log:
         return self.file
 
 
+class Caller:
+    """Somebody at the door, and what of a request came so far."""
+
+    def __init__(self, line: _socket.socket) -> None:
+        self.line = line
+        self.head = b""
+        self.until = boottime() + CALLER_SECONDS
+
+    def listen(self) -> bool:
+        """Take what has come; whether that is all there is to hear. Raises OSError."""
+        came = self.line.recv(MOST_HEAD_BYTES)
+        self.head += came
+        return not came or self.is_whole or len(self.head) > MOST_HEAD_BYTES
+
+    @property
+    def is_whole(self) -> bool:
+        """An empty line ends a head, however many packets it came in."""
+        return b"\r\n\r\n" in self.head or b"\n\n" in self.head
+
+
 class NoticeDoor:
     """The notice over HTTP, for this workload alone: a loopback port of the network that it is in, and a path nobody can guess.
 
@@ -287,7 +309,7 @@ class NoticeDoor:
         self.path = "/" + os.urandom(12).hex()
         self.port = DOOR_PORT
         self.listener: _socket.socket | None = None
-        self.callers: list[_socket.socket] = []
+        self.callers: list[Caller] = []
         self.gives_up_at = boottime() + DOOR_SECONDS
         if not own_network:
             self.listener = listen_as(user)
@@ -314,7 +336,7 @@ class NoticeDoor:
 
     def waits_for(self) -> list[_socket.socket]:
         """What ``select`` has to look at."""
-        return [self.listener, *self.callers] if self.listener is not None else []
+        return [self.listener, *(caller.line for caller in self.callers)] if self.listener is not None else []
 
     def answer(self, readable: list[Any], notice: dict[str, Any] | None) -> None:
         """Let new callers in, and answer those who have asked."""
@@ -324,25 +346,37 @@ class NoticeDoor:
                 descriptor, _ = self.listener._accept()  # type: ignore[attr-defined]
             except OSError:
                 return  # it hung up at once
-            caller = _socket.socket(fileno=descriptor)
-            caller.setblocking(False)
-            self.callers.append(caller)
+            line = _socket.socket(fileno=descriptor)
+            line.setblocking(False)
+            self.callers.append(Caller(line))
             if len(self.callers) > MOST_CALLERS:
-                self.callers.pop(0).close()
-        for caller in [each for each in self.callers if each in readable]:
-            self.callers.remove(caller)
-            try:
-                asked = caller.recv(4096).split()
-                caller.send(self.reply(asked, notice))
-                caller.shutdown(_socket.SHUT_WR)
-            except OSError:
-                continue
-            finally:
-                caller.close()
+                self.callers.pop(0).line.close()
+        now = boottime()
+        for caller in list(self.callers):
+            if (caller.line in readable and self.is_done(caller, notice)) or now > caller.until:
+                self.callers.remove(caller)
+                caller.line.close()
 
-    def reply(self, asked: list[bytes], notice: dict[str, Any] | None) -> bytes:
+    def is_done(self, caller: Caller, notice: dict[str, Any] | None) -> bool:
+        """Listen on, and answer once the head is whole or will never be; whether nothing more is to be done for this one."""
+        try:
+            if not caller.listen():
+                return False
+            if caller.head:
+                caller.line.send(self.reply(caller, notice))
+                caller.line.shutdown(_socket.SHUT_WR)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def reply(self, caller: Caller, notice: dict[str, Any] | None) -> bytes:
         status, body = "204 No Content", b""
-        if asked[:1] not in ([b"GET"], [b"HEAD"]) or asked[1:2] != [self.path.encode()]:
+        asked = caller.head.split(None, 2)[:2]
+        if not caller.is_whole:
+            status = "400 Bad Request"
+        elif asked[:1] not in ([b"GET"], [b"HEAD"]) or asked[1:2] != [self.path.encode()]:
             status = "404 Not Found"
         elif notice is not None:
             status, body = "200 OK", json.dumps(notice).encode()
@@ -560,6 +594,8 @@ class Shim:
         self.door: NoticeDoor | None = None
         self.order_seen: dict[str, Any] = {}
         self.ends_at: float | None = None
+        self.lease_until = 0.0
+        self.lease_trouble = False  # said once
         self.wake = -1
         self.pipe: int | None = None
         self.oom_before: int | None = None
@@ -582,6 +618,9 @@ class Shim:
             return
         self.oom_before = out_of_memory_kills()
         self.make_door()
+        if self.called_off():  # whoever started this may have been held up for long in between
+            self.finish_unbegun("it was stopped, or its lease was over, before it began")
+            return
         error = self.start()
         if error:
             self.finish("start_failed", None, error)
@@ -719,7 +758,8 @@ class Shim:
             if pid == self.main:
                 self.main_status = status
 
-    def lease(self) -> float | None:
+    def lease(self) -> float:
+        """Until when the workload may run (CLOCK_BOOTTIME): what was last read, where it can't be read now. Never read: over."""
         try:
             with open(self.path("lease")) as file:
                 return float(file.read())
@@ -792,10 +832,9 @@ class Shim:
     def check_limits(self) -> None:
         now = boottime()
         if not self.cause:
-            lease = self.lease()
             if self.ends_at is not None and now >= self.ends_at:
                 self.stop("time_limit", self.spec["grace_seconds"])
-            elif lease is not None and now >= lease:
+            elif now >= self.lease():
                 self.stop("lease_lost", self.spec["grace_seconds"])
         if self.kill_at is not None and now >= self.kill_at:
             self.kill()
@@ -868,16 +907,18 @@ class Shim:
         why = hook.run(self.called_off)
         if not why:
             return True
-        self.finish({"stop": self.stop_outcome, "lease_lost": "lease_lost"}.get(self.cause, "start_failed"), None, why)
+        self.finish_unbegun(why)
         return False
+
+    def finish_unbegun(self, why: str) -> None:
+        self.finish({"stop": self.stop_outcome, "lease_lost": "lease_lost"}.get(self.cause, "start_failed"), None, why)
 
     def called_off(self) -> bool:
         """Whether the workload is to be stopped before it has begun."""
         stop = (read_json(self.path("order.json")) or {}).get("stop")
-        lease = self.lease()
         if stop:
             self.cause, self.stop_outcome = "stop", stop["outcome"]
-        elif lease is not None and boottime() >= lease:
+        elif boottime() >= self.lease():
             self.cause = "lease_lost"
         return bool(self.cause)
 

@@ -80,3 +80,46 @@ async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(
     assert int(memory.split("VmRSS:")[1].split()[0]) < LARGEST_SHIM_KIB
     await edge.change("run-1", verb="stop", code="cancelled")
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
+
+
+ASKS_IN_PIECES = """
+import os, socket, sys, time
+from urllib.parse import urlsplit
+place = urlsplit(os.environ["GPUPOOL_NOTICE_URL"])
+def line():
+    while True:
+        try:
+            return socket.create_connection((place.hostname, place.port))
+        except OSError:
+            time.sleep(0.05)
+def ask(*pieces):
+    with line() as to:
+        for piece in pieces:
+            to.sendall(piece.encode())
+            time.sleep(0.3)
+        return to.makefile("rb").read().split(b"\\r\\n")[0].decode() or "hung up"
+head = f"GET {place.path} HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n"
+for at in (3, 10, len(head) - 2):
+    print("in two", ask(head[:at], head[at:]), flush=True)
+print("bytes", ask(*head[:5], head[5:]), flush=True)
+print("elsewhere", ask("GET / HT", "TP/1.1\\r\\n\\r\\n"), flush=True)
+print("too long", ask("GET " + "x" * 9000), flush=True)
+with line() as half:
+    half.sendall(head[:-2].encode())
+    half.shutdown(socket.SHUT_WR)
+    print("half", half.recv(100).split(b"\\r\\n")[0].decode(), flush=True)
+began = time.monotonic()
+print("slow", ask(head[:-2]), round(time.monotonic() - began) in range(4, 9), flush=True)
+"""
+
+
+async def test_a_question_is_heard_out_however_many_packets_it_comes_in_but_not_for_ever(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    await edge.want(job(f"python3 -c {shlex.quote(ASKS_IN_PIECES)}"))
+    assert (await edge.until_state("run-1", "ended")).exit_code == 0
+    told = "HTTP/1.1 204 No Content"
+    assert [line.strip() for line in edge.log("run-1").splitlines()] == [
+        *[f"in two {told}"] * 3, f"bytes {told}", "elsewhere HTTP/1.1 404 Not Found", "too long HTTP/1.1 400 Bad Request",
+        "half HTTP/1.1 400 Bad Request", "slow hung up True",
+    ]  # fmt: skip
