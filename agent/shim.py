@@ -95,6 +95,14 @@ def write_json(path: str, value: dict[str, Any], mode: int = 0o600) -> None:
     os.replace(new, path)
 
 
+def complain(text: str) -> None:
+    """Say it in shim.err. What a full disk does not take is lost, and nobody's workload with it."""
+    try:
+        os.write(2, text.encode() + b"\n")
+    except OSError:
+        return
+
+
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
     """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone."""
     try:
@@ -331,7 +339,7 @@ class NoticeDoor:
         except (OSError, ValueError, EOFError) as problem:
             if not os.path.exists(f"/proc/{pid}"):
                 return  # it has ended; there may be another one
-            print(f"notice over HTTP: {problem}", file=sys.stderr)
+            complain(f"notice over HTTP: {problem}")
             self.gives_up_at = 0.0
 
     def waits_for(self) -> list[_socket.socket]:
@@ -515,7 +523,7 @@ class Hook:
         except FileExistsError:
             return False
         except OSError as problem:
-            print(f"epilog.json: {problem}", file=sys.stderr)
+            complain(f"epilog.json: {problem}")
         finally:
             self.shim.remove(os.path.basename(new))
         return True
@@ -648,7 +656,7 @@ class Shim:
             own_network = bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"]
             self.door = NoticeDoor(own_network, self.spec.get("user"))
         except OSError as problem:
-            print(f"notice over HTTP: {problem}", file=sys.stderr)
+            complain(f"notice over HTTP: {problem}")
         else:
             self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.door.url
 
@@ -762,9 +770,12 @@ class Shim:
         """Until when the workload may run (CLOCK_BOOTTIME): what was last read, where it can't be read now. Never read: over."""
         try:
             with open(self.path("lease")) as file:
-                return float(file.read())
-        except (OSError, ValueError):
-            return None
+                self.lease_until = float(file.read())
+        except (OSError, ValueError) as problem:
+            if not self.lease_trouble:
+                complain(f"lease: {problem}")
+            self.lease_trouble = True
+        return self.lease_until
 
     def obey(self) -> None:
         """Carry out what the agent wrote into order.json since the last look."""
@@ -816,7 +827,7 @@ class Shim:
         try:
             write_json(self.path(name), value, 0o640)  # the group of ``in`` is the workload's
         except OSError as problem:
-            print(f"{name}: {problem}", file=sys.stderr)
+            complain(f"{name}: {problem}")
 
     def remove(self, name: str) -> None:
         try:
@@ -936,7 +947,7 @@ class Shim:
         self.catch_signals()
         why = self.epilog({"outcome": "host_lost", "exit_code": None, "ended_at": time.time()})
         if why:
-            print(f"epilog: {why}", file=sys.stderr)
+            complain(f"epilog: {why}")
 
     def finish(self, outcome: str, code: int | None, error: str) -> None:
         ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}
@@ -964,7 +975,7 @@ class Shim:
                 os.fsync(file.fileno())
             os.replace(room, self.path("exit.json"))
         except OSError as problem:
-            print(f"exit.json: {problem}", file=sys.stderr)
+            complain(f"exit.json: {problem}")
             return False
         return True
 
