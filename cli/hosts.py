@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from cli import output
-from cli.main import Session, cli, command
+from cli.session import Session, cli, command
 from cli.words import Moment, ago, local
 
 WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
@@ -82,6 +82,68 @@ def diagnose(session: Session, name: str, gpu: int | None, why: str) -> None:
         return output.as_json(rows)
     listed = ", ".join(str(row["gpu"]) for row in rows)
     return output.say(f"Being looked at: GPU {listed}. See: gpupool host health {name}")
+
+
+@command(host, "geometry")
+@click.argument("name")
+def geometry(session: Session, name: str) -> None:
+    """How its GPUs are split into MIG instances, what they can be, and what came of the last change."""
+    rows = session.client.get(_at(name, "geometry"))
+    if session.json:
+        return output.as_json(rows)
+    return output.table(
+        ("GPU", "geometry", "can have", "last change", "says"),
+        (
+            (
+                row["gpu"],
+                row["geometry"] or "split, no instances",
+                ", ".join(f"{each['most']}x{each['name']}" for each in row["profiles"]) or "no other",
+                f"{last['after']}: {last['state']}" if (last := row["last_change"]) else "none",
+                last["detail"] if last else "",
+            )
+            for row in rows
+        ),
+        "No GPU reported.",
+    )
+
+
+@command(host, "change-geometry")
+@click.argument("name")
+@click.argument("gpu", type=int)
+@click.argument("wanted", metavar="GEOMETRY")
+@click.option("--preview", is_flag=True, help="Only show whose work would leave, and when.")
+@WHY
+def change_geometry(session: Session, name: str, gpu: int, wanted: str, preview: bool, why: str) -> None:
+    """Split a GPU otherwise: GEOMETRY is whole, or such as 1x3g.40gb+4x1g.10gb. Its work leaves first."""
+    body = {"gpu": gpu, "geometry": wanted}
+    if preview:
+        found = session.client.post(_at(name, "geometry/preview"), body)
+        if session.json:
+            return output.as_json(found)
+        output.say(f"GPU {gpu} of {name}: {found['before'] or 'whole'} becomes {found['after'] or 'whole'}.")
+        output.table(
+            ("workload", "team", "owner", "what happens", "gone at the latest"),
+            (
+                (w["name"], w["team"], w["owner"], "leaves" if w["leaves"] else "runs to its end", local(w["by"]))
+                for w in found["work"]
+            ),
+            "Nothing runs on it.",
+        )
+        begins = "at once" if found["free_by"] is None else f"by {local(found['free_by'])}"
+        return output.say(f"Reservations bound to it: {found['reservations']}. Its host begins {begins}.")
+    row = session.client.post(_at(name, "geometry"), {**body, "why": why})
+    said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
+    return output.as_json(row) if session.json else output.say(f"{said} See: gpupool host geometry {name}")
+
+
+@command(host, "withdraw-geometry")
+@click.argument("name")
+@click.argument("gpu", type=int)
+@WHY
+def withdraw_geometry(session: Session, name: str, gpu: int, why: str) -> None:
+    """Leave a GPU as it is, while its host was not told yet."""
+    row = session.client.post(_at(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
+    output.as_json(row) if session.json else output.say(f"GPU {gpu} of {name} stays {row['before']}.")
 
 
 @command(host, "return-gpu")

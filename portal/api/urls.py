@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, explain, fleet, money, own, recordings, repairs, volumes, work
+from portal.api import calendar, explain, fleet, geometry, money, own, recordings, repairs, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -34,6 +34,9 @@ urlpatterns = [
     path("hosts/<str:name>/health/", repairs.HostHealth.as_view()),
     path("hosts/<str:name>/diagnostics/", repairs.Diagnostics.as_view()),
     path("hosts/<str:name>/diagnose/", repairs.Diagnose.as_view()),
+    path("hosts/<str:name>/geometry/", geometry.HostGeometry.as_view()),
+    path("hosts/<str:name>/geometry/preview/", geometry.GeometryPreview.as_view()),
+    path("hosts/<str:name>/geometry/withdraw/", geometry.WithdrawGeometry.as_view()),
     path("hosts/<str:name>/return-gpu/", repairs.ReturnGpu.as_view()),
     path("hosts/<str:name>/take-out-gpu/", repairs.TakeOutGpu.as_view()),
     path("pools/<slug:slug>/repair-policy/", repairs.RepairPolicy.as_view()),

@@ -8,6 +8,7 @@ from typing import Any
 
 from portal import policy
 from portal.models import User
+from portal.selectors import geometry
 from scheduler.models import Diagnostic, Gpu, Host
 from scheduler.states import DiagnosticState, RepairState
 from telemetry.models import Stray
@@ -23,6 +24,7 @@ class GpuHealth:
     gpu: Gpu
     last: Diagnostic | None
     facts: dict[str, Any] = field(default_factory=dict)
+    geometry: geometry.GpuGeometry | None = None
 
     @property
     def well(self) -> bool:
@@ -35,13 +37,14 @@ class GpuHealth:
 
 
 def gpus(host: Host) -> list[GpuHealth]:
-    """Every GPU in order. Two queries."""
-    rows = list(host.gpus.filter(retired_at=None).order_by("index"))
+    """Every GPU in order. Three queries; its pool is loaded."""
+    split = geometry.of_host(host)
+    rows = [each.gpu for each in split]
     newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
     last = {row.gpu_id: row for row in newest}
     reported = (host.hardware.get("reported") or {}).get("gpus") or []
     facts = {each.get("uuid"): each for each in reported}
-    return [GpuHealth(gpu, last.get(gpu.pk), facts.get(gpu.uuid, {})) for gpu in rows]
+    return [GpuHealth(each.gpu, last.get(each.gpu.pk), facts.get(each.gpu.uuid, {}), each) for each in split]
 
 
 def ways(health: list[GpuHealth]) -> list[tuple[str, str]]:

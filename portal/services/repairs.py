@@ -16,6 +16,7 @@ from portal.validation import Checks
 from scheduler import diagnostics, nudge
 from scheduler import services as engine
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
+from scheduler.states import RepairState
 
 POLICY = ("stray_action", "diagnostic_tool", "diagnostic_seconds", "diagnose_after_quarantine", "diagnose_every_hours")
 LEAST_SECONDS, MOST_SECONDS = 30, 4 * 3600
@@ -23,6 +24,9 @@ MOST_HOURS = 24 * 365
 REFUSALS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu_is_held": lambda n: (
         f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."
+    ),
+    "geometry_is_changing": lambda n: (
+        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed: it is looked at when that is over."
     ),
     "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed already.",
     "host_does_not_answer": lambda n: f"{n['host']} does not answer: a diagnostic needs its agent.",
@@ -68,6 +72,10 @@ def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via:
 
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """A GPU back in service, whatever was found: who says so has looked at it. Raises Invalid, NotAllowed, Conflict."""
+    policy.require(actor, "host.change")
+    row = gpu_of(host, gpu)
+    if row.repair_state == RepairState.RESHAPING:
+        raise Conflict(f"The geometry of GPU {row.index} of {host.name} is being changed; take that back instead.")
     return _change(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
 
 

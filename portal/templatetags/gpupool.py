@@ -64,6 +64,9 @@ STATES: dict[str, tuple[str, str, str]] = {
     "quarantined": ("Quarantined", "blocked", "failed"),
     "diagnosing": ("Diagnosing", "starting", "starting"),
     "out": ("Out of service", "cancelled", "failed"),
+    "reshaping": ("Its geometry is changed", "maintenance", "idle"),
+    "changing": ("Its host changes it", "starting", "starting"),
+    "done": ("Done", "ended", "running"),
     # a diagnostic
     "wanted": ("Waits for the host", "pending", "queued"),
     "passed": ("Passed", "ended", "running"),
@@ -185,7 +188,7 @@ def _moment_text(local: datetime, style: str, local_now: datetime | None) -> str
 def _day_name(day: date, local_now: datetime | None) -> str:
     if local_now is not None:
         away = (day - local_now.date()).days
-        near = {0: "Today", 1: "Tomorrow", -1: "Yesterday"}.get(away)
+        near = {0: "today", 1: "tomorrow", -1: "yesterday"}.get(away)
         if near:
             return near
     return f"{day:%a} {day.day} {day:%b}"
@@ -206,7 +209,7 @@ def _time_element(moment: datetime, text: str, *, style: str = "", relative: boo
 @register.simple_tag
 def when(moment: datetime | None, now: datetime | None = None, style: str = "auto") -> str:
     """A moment in the viewer's zone, with UTC on hover. Styles: ``auto`` (needs now: the clock if it is today),
-    ``clock``, ``seconds``, ``day`` (``Tomorrow 09:00`` or ``Mon 24 Nov 09:00``), ``date``, ``full``. None: unknown."""
+    ``clock``, ``seconds``, ``day`` (``tomorrow 09:00`` or ``Mon 24 Nov 09:00``), ``date``, ``full``. None: unknown."""
     if moment is None:
         return UNKNOWN
     local_now = None if now is None else timezone.localtime(now)
@@ -215,7 +218,7 @@ def when(moment: datetime | None, now: datetime | None = None, style: str = "aut
 
 @register.simple_tag
 def window(start: datetime, end: datetime | None, now: datetime | None = None) -> SafeString:
-    """A stretch of time: ``Tomorrow 09:00 to 17:00``, with the day again only if it is another. Open: ``since …``."""
+    """A stretch of time: ``tomorrow 09:00 to 17:00``, with the day again only if it is another. Open: ``since …``."""
     local_now = None if now is None else timezone.localtime(now)
     first = timezone.localtime(start)
     opening = _time_element(start, _moment_text(first, "day", local_now), style="day")

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.web import approvals, chargeback, fleet, hosts, repairs, utilisation
+from portal.web import approvals, chargeback, fleet, geometry, hosts, repairs, utilisation
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
@@ -22,6 +22,7 @@ urlpatterns = [
     path("fleet/add/", hosts.host_add, name="host-add"),
     path("hosts/<str:name>/", hosts.host, name="host"),
     path("hosts/<str:name>/maintenance/", hosts.host_maintenance, name="host-maintenance"),
+    path("hosts/<str:name>/gpus/<int:index>/geometry/", geometry.gpu_geometry, name="gpu-geometry"),
     path("hosts/<str:name>/repair/", repairs.host_repair, name="host-repair"),
     path("hosts/<str:name>/cordon/", hosts.host_change, {"verb": "cordon"}, name="host-cordon"),
     path("hosts/<str:name>/drain/", hosts.host_change, {"verb": "drain"}, name="host-drain"),

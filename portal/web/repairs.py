@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST
 from portal import policy, wording
 from portal.errors import ServiceError
 from portal.selectors import hosts as hosts_reads
+from portal.services import geometry
 from portal.services import repairs as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
@@ -31,6 +32,7 @@ VERBS: dict[str, tuple[Callable[..., Any], str, Done]] = {
     ),
     "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
     "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
+    "withdraw-geometry": (geometry.withdraw_geometry, "gpu", lambda row: f"GPU {row.gpu.index} stays as it is."),
     "cancel-window": (verbs.cancel_maintenance, "window", lambda row: "The maintenance window is taken back."),
 }
 

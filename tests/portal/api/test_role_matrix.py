@@ -34,6 +34,7 @@ MEMBERS_MAKE = (201, 201, 201, 400, 400, 403, 403, 403)
 MEMBERS_TRY = (200, 200, 200, 400, 400, 403, 403, 403)
 
 SOON, LATER = datetime.now(UTC) + timedelta(days=3), datetime.now(UTC) + timedelta(days=4)
+SPLIT = {"gpu": 0, "geometry": "2x3g.40gb"}
 WINDOW = {"start": SOON.isoformat(), "end": LATER.isoformat()}
 SEVERAL = {**WINDOW, "weekdays": ["mon", "tue"], "until": f"{LATER + timedelta(days=14):%Y-%m-%d}"}
 WORK = {"project": "vision/vision-main", "pool": "shared"}
@@ -74,6 +75,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "hosts/{name}/health/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/{name}/diagnostics/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("POST", "hosts/{name}/diagnose/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 202, 403, 403)),
+    ("GET", "hosts/{name}/geometry/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("POST", "hosts/{name}/geometry/"): (SPLIT, (403, 403, 403, 404, 404, 409, 403, 403)),  # it has no MIG
+    ("POST", "hosts/{name}/geometry/preview/"): (SPLIT, (403, 403, 403, 404, 404, 409, 403, 403)),
+    ("POST", "hosts/{name}/geometry/withdraw/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/return-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/take-out-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "pools/{slug}/repair-policy/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),

@@ -78,6 +78,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "host-off": ("GET", OPERATORS),
     "host-maintenance": ("GET", OPERATORS),
     "host-repair": ("POST", OPERATORS_DO),
+    "gpu-geometry": ("GET", OPERATORS),
     "utilisation": ("GET", ALL),
     "utilisation-csv": ("GET", ALL),
     "approvals": ("GET", ALL),
@@ -189,6 +190,7 @@ class Things:
         arguments |= dict.fromkeys(jobs, [self.job.public_id])
         of_a_host = ("host", "host-cordon", "host-drain", "host-return", "host-off", "host-maintenance", "host-repair")
         arguments |= dict.fromkeys(of_a_host, ["delta"])
+        arguments["gpu-geometry"] = ["delta", 0]
         decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")
         arguments |= dict.fromkeys(decisions, [self.submission.public_id])
         return reverse(name, args=arguments.get(name, []))

@@ -1,0 +1,180 @@
+"""Verbs on how GPUs are split into MIG instances: what it would touch, having it done, taking it back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import User
+from portal.services import audit
+from portal.services.repairs import gpu_of
+from portal.validation import Checks, shown
+from scheduler import geometry as engine
+from scheduler.commands import LIVE
+from scheduler.core.geometry import described
+from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
+from scheduler.services import Refused
+from scheduler.states import TOLD_TO_GO
+
+WHOLE = "whole"
+PART = re.compile(r"([1-9]\d?)x([0-9A-Za-z._-]{1,30})", re.ASCII)
+MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
+    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
+    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
+    "places": lambda n: "there is no place for all of them beside each other: together they need too much memory.",
+}
+REFUSALS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "gpu_is_not_reported": lambda n: f"GPU {n['gpu']} is not reported by {n['host']} any more.",
+    "gpu_has_no_mig": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} ({n['model']}) can't be split: it has no MIG, or its agent is too old to say so."
+    ),
+    "pool_is_static": lambda n: (
+        f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
+    ),
+    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {MISFITS[n['why']](n)}",
+    "geometry_is_the_same": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already.",
+    "geometry_is_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already.",
+    "gpu_is_not_well": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first.",
+    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over.",
+    "host_does_not_answer": lambda n: f"{n['host']} does not answer: its agent has to change the geometry.",
+    "geometry_is_not_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed.",
+    "geometry_is_with_its_host": lambda n: (
+        f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
+    ),
+}
+
+
+def profiles_of(value: Any) -> list[str]:
+    """ "2x3g.40gb+1x1g.10gb" as one name per instance; "whole" as none. Raises Invalid."""
+    checks = Checks()
+    found: list[tuple[int, str]] = []
+    allowed = f"{WHOLE}, or COUNTxPROFILE with + between them, such as 2x3g.40gb or 1x3g.40gb+4x1g.10gb"
+    text = value.strip() if isinstance(value, str) else ""
+    for piece in text.split("+") if text and text != WHOLE else []:
+        # A profile may itself end in "+me": what does not begin with a count belongs to the one before.
+        match = PART.fullmatch(piece)
+        if match:
+            found.append((int(match[1]), match[2]))
+        elif found and piece.isalnum():
+            found[-1] = (found[-1][0], f"{found[-1][1]}+{piece}")
+        else:
+            found = []
+            break
+    if not found and text != WHOLE:
+        checks.note("geometry", value, f"geometry is {shown(value)}; allowed: {allowed}.")
+    checks.done()
+    return [name for count, name in found for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Work on a GPU. ``leaves``: it gets its notice; else it runs to its end. ``by``: gone by then at the latest."""
+
+    workload: Workload
+    leaves: bool
+    by: datetime
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What changing a GPU's geometry touches. ``free_by``: when nothing holds it any more at the latest; None: nothing does now."""
+
+    gpu: Gpu
+    before: str
+    after: str
+    profiles: list[str]
+    work: list[Leaving]
+    reservations: list[Reservation]
+    free_by: datetime | None
+
+    @property
+    def bound(self) -> int:
+        """How many reservations are bound to it."""
+        return len(self.reservations)
+
+
+def preview(*, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime) -> Effect:
+    """What it would touch, when it may be done. Reads only. Raises Invalid, NotAllowed, Conflict."""
+    policy.require(actor, "host.change")
+    row, profiles = gpu_of(host, gpu), profiles_of(geometry)
+    _refused_in_words(lambda: engine.arranged(host, row, profiles))
+    work = holders(row, now)
+    bound = BoundUnit.objects.filter(unit__gpu=row, period__contains=now).values("reservation")
+    booked = list(Reservation.objects.filter(pk__in=bound).select_related("project__team").order_by("end", "pk"))
+    ends = [*(each.by for each in work), *(each.end for each in booked)]
+    before = described(engine.present(host, row) or [])
+    return Effect(row, before, described(profiles), profiles, work, booked, max(ends, default=None))
+
+
+def holders(gpu: Gpu, now: datetime) -> list[Leaving]:
+    """Who holds a part of a GPU, soonest gone first."""
+    live = Workload.objects.filter(allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=LIVE).distinct()
+    rows = []
+    for workload in live.select_related("project__team", "owner", "pool"):
+        told = workload.state in TOLD_TO_GO and workload.gone_by is not None
+        seconds = workload.pool.notice_seconds + workload.pool.grace_seconds
+        limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
+        leaving = min(limit, now + timedelta(seconds=seconds)) if workload.preemptible else limit
+        by = workload.gone_by if told and workload.gone_by is not None else leaving
+        rows.append(Leaving(workload, told or workload.preemptible, max(by, now)))
+    return sorted(rows, key=lambda row: (row.by, row.workload.pk))
+
+
+def change_geometry(
+    *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime, why: str = "", via: str = "web"
+) -> GeometryChange:
+    """Have a GPU split otherwise: it takes nothing new, its work leaves, and then its host does it.
+
+    Raises Invalid, NotAllowed, Conflict.
+    """
+    policy.require(actor, "host.change")
+    row, profiles, why = gpu_of(host, gpu), profiles_of(geometry), _why(why)
+    with transaction.atomic():
+        made: GeometryChange = _refused_in_words(lambda: engine.want(row, profiles, now=now))
+        before, after = described(made.before) or WHOLE, described(made.profiles) or WHOLE
+        audit.record(
+            actor=actor, via=via, now=now, verb="change_geometry", target=host, why=why,
+            before={"gpu": row.index, "geometry": before}, after={"gpu": row.index, "geometry": after},
+        )  # fmt: skip
+    return made
+
+
+def withdraw_geometry(
+    *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
+) -> GeometryChange:
+    """Take it back while the GPU is being drained. Raises Invalid, NotAllowed, Conflict."""
+    policy.require(actor, "host.change")
+    row, why = gpu_of(host, gpu), _why(why)
+    with transaction.atomic():
+        taken: GeometryChange = _refused_in_words(lambda: engine.withdraw(row, now=now))
+        told = {"gpu": row.index, "geometry": described(taken.profiles) or WHOLE}
+        audit.record(actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why)
+    return taken
+
+
+def text_of(profiles: Sequence[str]) -> str:
+    """As ``profiles_of`` reads it."""
+    return described(profiles) or WHOLE
+
+
+def _refused_in_words(deed: Callable[[], Any]) -> Any:
+    try:
+        return deed()
+    except Refused as no:
+        numbers = dict(no.numbers)
+        raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None
+
+
+def _why(value: Any) -> str:
+    checks = Checks()
+    clean = checks.text("why", value, least=0, most=300)
+    checks.done()
+    return clean

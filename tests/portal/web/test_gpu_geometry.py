@@ -1,0 +1,150 @@
+"""Splitting a GPU otherwise: the page, the API and the command line's text, who may, and what is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from django.urls import reverse
+
+from agent.protocol import GeometrySeen
+from agent.simulated_nvml import offers
+from portal.errors import Invalid
+from portal.models import AuditEvent
+from portal.services.geometry import profiles_of
+from scheduler import geometry
+from scheduler.models import GeometryChange, Gpu
+from tests.fakes import FakeAgent
+from tests.portal.web.work_samples import run_job, signed_in
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+ADDRESS = "/hosts/alpha/gpus/1/geometry/"
+
+
+@pytest.fixture
+def alpha(world: World) -> FakeAgent:
+    """Its boards can be split."""
+    agent = FakeAgent.of(world.hosts["alpha"])
+    agent.inventory = replace(agent.inventory, mig_profiles={H100: offers(H100)})
+    agent.sync(world.now)
+    return agent
+
+
+def gpu(world: World, index: int = 1) -> Gpu:
+    return Gpu.objects.get(host=world.hosts["alpha"], index=index)
+
+
+def host_page(world: World) -> str:
+    return signed_in(world.operator).get(reverse("host", args=["alpha"])).content.decode()
+
+
+def test_an_operator_sees_whose_work_leaves_and_when_before_the_deed(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    run_job(world, world.vision, "storm", host="alpha", gpus=[1])
+    page = client.get(ADDRESS).content.decode()
+    assert "one whole GPU" in page and "3g.40gb" in page and "at most 2" in page and "What it touches" not in page
+    page = client.get(ADDRESS, {"choose": "1", "n-3g.40gb": "1", "n-1g.10gb": "4"}).content.decode()
+    assert "What it touches" in page and "storm" in page and "Gone at the latest" in page
+    assert "1x3g.40gb+4x1g.10gb" in page and GeometryChange.objects.count() == 0
+    done = client.post(ADDRESS, {"geometry": "1x3g.40gb+4x1g.10gb", "why": "small notebooks"}, follow=True)
+    assert "takes nothing new" in done.content.decode()
+    row = GeometryChange.objects.get()
+    assert (row.state, sorted(row.profiles)) == ("draining", ["1g.10gb"] * 4 + ["3g.40gb"])
+    assert "becomes 1x3g.40gb+4x1g.10gb once nothing holds it" in host_page(world)
+    entry = AuditEvent.objects.get(verb="change_geometry")
+    assert (entry.why, entry.after["geometry"]) == ("small notebooks", "1x3g.40gb+4x1g.10gb")
+
+
+def test_it_is_taken_back_from_the_hosts_page(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    client.post(ADDRESS, {"geometry": "2x3g.40gb"})
+    given = {"verb": "withdraw-geometry", "gpu": "1"}
+    said = client.post(reverse("host-repair", args=["alpha"]), given, follow=True).content.decode()
+    assert "GPU 1 stays as it is" in said and gpu(world).repair_state == "well"
+    assert AuditEvent.objects.filter(verb="withdraw_geometry").exists()
+
+
+def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    client.post(ADDRESS, {"geometry": "2x3g.40gb"})
+    geometry.keep(world.now)
+    row = GeometryChange.objects.get()
+    seen = [GeometrySeen(str(row.public_id), "failed", "a process still uses the GPU")]
+    alpha.sync(world.now, replace(alpha.observed(), geometries=seen))
+    assert "2x3g.40gb failed: a process still uses the GPU" in host_page(world)
+    page = client.get(ADDRESS).content.decode()
+    assert "Why it failed" in page and "Try again below" in page
+    assert client.post(ADDRESS, {"geometry": "2x3g.40gb"}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("3x3g.40gb", "3 times 3g.40gb is asked for, and 2 of it fit"),
+        ("1x9g.90gb", "9g.90gb is no profile of it; allowed: 1g.10gb"),
+        ("2x3g.40gb+1x1g.10gb", "there is no place for all of them"),
+        ("1x4g.40gb+1x3g.40gb+1x1g.10gb", "8 compute slices, and it has 7"),
+        ("whole", "is one whole GPU already"),
+        ("halves", "allowed: whole, or COUNTxPROFILE"),
+        ("9" * 400, "allowed: whole, or COUNTxPROFILE"),
+    ],
+)
+def test_what_can_not_be_is_said_on_the_page_and_by_the_api(world: World, alpha: FakeAgent, asked: str, said: str) -> None:
+    client = signed_in(world.operator)
+    page = client.get(ADDRESS, {"geometry": asked})
+    assert page.status_code == 200 and said in page.content.decode().replace("&#x27;", "'")
+    body = {"gpu": 1, "geometry": asked[:300]}
+    for address in ("geometry/", "geometry/preview/"):
+        answer = client.post(f"/api/v1/hosts/alpha/{address}", body, content_type="application/json")
+        assert answer.status_code in (400, 409) and said in answer.content.decode()
+    assert GeometryChange.objects.count() == 0
+
+
+def test_a_gpu_without_mig_and_a_static_pool_are_refused_in_words(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    page = client.get("/hosts/beta/gpus/0/geometry/", {"geometry": "2x3g.40gb"}).content.decode()
+    assert "It can&#x27;t be split otherwise" in page or "It can't be split otherwise" in page
+    assert "it has no MIG" in page.replace("&#x27;", "'")
+    assert "is a static pool" in client.get("/hosts/delta/gpus/0/geometry/").content.decode()
+    assert client.get("/hosts/alpha/gpus/99/geometry/").status_code == 404
+
+
+def test_the_api_shows_previews_changes_and_takes_back(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    rows = client.get("/api/v1/hosts/alpha/geometry/").json()
+    assert rows[1]["geometry"] == "whole" and rows[1]["last_change"] is None
+    assert {"name": "3g.40gb", "slices": 3, "memory_mib": 38912, "most": 2} in rows[1]["profiles"]
+    body = {"gpu": 1, "geometry": "7x1g.10gb"}
+    effect = client.post("/api/v1/hosts/alpha/geometry/preview/", body, content_type="application/json").json()
+    assert effect == {"gpu": 1, "before": "", "after": "7x1g.10gb", "work": [], "reservations": 0, "free_by": None}
+    made = client.post("/api/v1/hosts/alpha/geometry/", body, content_type="application/json")
+    assert (made.status_code, made.json()["state"], made.json()["before"]) == (202, "draining", "whole")
+    taken = client.post("/api/v1/hosts/alpha/geometry/withdraw/", {"gpu": 1}, content_type="application/json")
+    assert taken.json()["state"] == "withdrawn"
+    assert client.get("/api/v1/hosts/alpha/geometry/").json()[1]["last_change"]["state"] == "withdrawn"
+
+
+def test_a_gpu_whose_geometry_changes_is_not_returned_by_hand(world: World, alpha: FakeAgent) -> None:
+    client = signed_in(world.operator)
+    client.post(ADDRESS, {"geometry": "2x3g.40gb"})
+    answer = client.post("/api/v1/hosts/alpha/return-gpu/", {"gpu": 1}, content_type="application/json")
+    assert answer.status_code == 409 and "take that back instead" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "profiles"),
+    [
+        ("whole", []),
+        ("2x3g.40gb", ["3g.40gb"] * 2),
+        ("1x1g.10gb+1x1g.10gb+me", ["1g.10gb", "1g.10gb+me"]),
+    ],
+)
+def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[str]) -> None:
+    assert profiles_of(text) == profiles
+
+
+@pytest.mark.parametrize("text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"])
+def test_what_is_no_geometry_is_refused(text: object) -> None:
+    with pytest.raises(Invalid, match="geometry is"):
+        profiles_of(text)
