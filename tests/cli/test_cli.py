@@ -16,7 +16,7 @@ import pytest
 from cli import login
 from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
-from portal.wording import cli_line
+from portal.same_request import cli_line
 from scheduler import logs
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
 from tests.cli.conftest import Gpupool
@@ -47,6 +47,10 @@ def _explained(gpupool: Gpupool, short: str, world: World) -> None:
     said = gpupool("why", short, "--them", "other")
     assert said.code == 0 and "other and not python:" in said.out and "Without other, python" in said.out
     assert json.loads(gpupool("why", short, "--them", "other", "--json").out)["rule"]
+    Workload.objects.filter(pk=other.pk).update(outcome="finished")
+    Workload.objects.filter(pk=other.pk, state=other.state).update(state="ended")
+    over = gpupool("why", "other", "--them", short)
+    assert over.code != 0 and "other has ended (finished), so it waits for nobody any more." in over.err
     other.delete()
     table = gpupool("queue", "--fairness", "--pool", "shared").out
     assert all(team.team.slug in table for team in world.teams)
@@ -346,5 +350,5 @@ def test_who_follows_a_job_reads_lines_that_come_after_its_end(
     )  # fmt: skip
     logs.append(run.public_id, 0, "first\n")
     Workload.objects.filter(state="queued").update(state="ended", outcome="finished", attempt=1)
-    monkeypatch.setattr("cli.main.time.sleep", lambda _: logs.append(run.public_id, 6, "last\n"))
+    monkeypatch.setattr("cli.work.time.sleep", lambda _: logs.append(run.public_id, 6, "last\n"))
     assert gpupool("job", "logs", "train", "-f").out == "first\nlast\n"

@@ -1,0 +1,109 @@
+"""Options of everything that asks for GPUs, and the request that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.client import Client
+from cli.finding import find_named
+from cli.problems import Problem
+from cli.session import Command, Session
+from cli.words import Duration, Moment
+
+DURATION, MOMENT = Duration(), Moment()
+TYPES = click.Choice(["training", "inference", "interactive", "other"])
+
+
+def asking(function: Command) -> Command:
+    """Options of everything that asks for GPUs."""
+    for option in reversed(
+        (
+            click.option("--project", help="team/project; not needed when you have one only."),
+            click.option("--pool", help="Not needed when there is one only."),
+            click.option("--gpus", type=int, help="How many (on each host)."),
+            click.option("--model", "models", multiple=True, help="Such as H100-80GB; again for a second choice."),
+            click.option("--profile", help="A slice, such as 1g.10gb; whole GPUs unless given."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def running(function: Command) -> Command:
+    """Options of everything that runs."""
+    for option in reversed(
+        (
+            click.option("--name", help="How people call it."),
+            click.option("--type", "type_", type=TYPES),
+            click.option("--max-runtime", type=DURATION, help="Such as 90m, 8h, 1d."),
+            click.option("--reservation", "inside", help="ID of a reservation to run inside."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def placed(function: Command) -> Command:
+    """Options that say on how many hosts, and on which."""
+    for option in reversed(
+        (
+            click.option("--hosts", type=int, help="Over so many hosts."),
+            click.option("--min-memory-mib", type=int, help="Memory of each GPU."),
+            click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."),
+            click.option(
+                "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."
+            ),
+            click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."),
+            click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def body_of(session: Session, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, under the API's names; project and pool where there is only one."""
+    names = {"gpus": "units", "type_": "type", "max_runtime": "max_runtime_seconds", "inside": "reservation"}
+    body = {names.get(name, name): value for name, value in given.items() if value not in (None, ())}
+    if "models" in body:
+        body["models"] = list(body["models"])
+    if "reservation" in body:
+        body["reservation"] = find_named(session.client, body["reservation"], "reservations/", "reservation")["id"]
+    body.setdefault("project", None)
+    body["project"] = body["project"] or only_project(session.client)
+    body["pool"] = body.get("pool") or only_pool(session.client)
+    return body
+
+
+def labels_of(labels: tuple[str, ...], prefer: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    wanted = {"labels_required": pairs_of(labels), "labels_preferred": pairs_of(prefer)}
+    return {name: pairs for name, pairs in wanted.items() if pairs}
+
+
+def pairs_of(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{text!r}; allowed: NAME=VALUE.")
+        pairs[name] = value
+    return pairs
+
+
+def only_project(client: Client) -> str:
+    mine = {each["team"] for each in client.get("me/")["teams"]}
+    found = [row["path"] for row in client.pages("projects/") if row["active"] and row["team"] in mine]
+    if len(found) != 1:
+        raise Problem(f"Name a project with --project: {', '.join(found) or 'you are in no team that has one'}.")
+    return str(found[0])
+
+
+def only_pool(client: Client) -> str:
+    pools = client.get("pools/")
+    shared = [pool["slug"] for pool in pools if pool["kind"] == "dynamic"]
+    names = shared if len(shared) == 1 else [pool["slug"] for pool in pools]
+    if len(names) != 1:
+        raise Problem(f"Name a pool with --pool: {', '.join(names) or 'there is none'}.")
+    return str(names[0])

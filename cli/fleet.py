@@ -1,0 +1,151 @@
+"""The hosts of all pools together, homes, and what was used."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.asks import MOMENT
+from cli.session import Session, cli, command
+from cli.words import ago, data_size
+
+
+@cli.group()
+def pool() -> None:
+    """What pools demand of their hosts."""
+
+
+@cli.group()
+def volume() -> None:
+    """Homes and their size."""
+
+
+@command(cli, "status")
+def status(session: Session) -> None:
+    """What each pool has and what is free now."""
+    pools = session.client.get("pools/")
+    if session.json:
+        return output.as_json(pools)
+    rows = [
+        (
+            pool["slug"],
+            pool["kind"],
+            each["model"],
+            each["gpus"],
+            f"{each['held_gpus']:.4g}",
+            f"{each['free_gpus']:.4g}",
+        )
+        for pool in pools
+        for each in pool["models"]
+    ]
+    return output.table(("pool", "kind", "model", "in all", "held", "free"), rows, "No pool has GPUs yet.")
+
+
+@command(cli, "hosts")
+@click.option("--pool", help="Of one pool.")
+def hosts(session: Session, pool: str | None) -> None:
+    """Hosts and their states."""
+    rows = list(session.client.pages("hosts/", pool=pool))
+    if session.json:
+        return output.as_json(rows)
+    now = datetime.now().astimezone()
+    return output.table(
+        ("host", "pool", "GPUs", "model", "lease", "service", "repair", "last heard", "why", "readings"),
+        (
+            (
+                row["name"],
+                row["pool"],
+                len(row["gpus"]),
+                ", ".join(sorted(set(row["gpus"]))),
+                row["lease_state"],
+                row["admin_state"].replace("_", " "),
+                row["repair_state"],
+                ago(row["last_sync_at"], now),
+                row["state_reason"],
+                "simulated" if row["simulated"] else "measured",
+            )
+            for row in rows
+        ),
+        "No hosts yet.",
+    )
+
+
+@command(cli, "host-is-off")
+@click.argument("name")
+@click.option("--why", required=True, help="What you saw; kept in the audit log.")
+def host_is_off(session: Session, name: str, why: str) -> None:
+    """You have seen a host powered off: its work starts elsewhere at once. For operators."""
+    answer = session.client.post(f"hosts/{quote(name, safe='', errors='replace')}/attest-off/", {"why": why})
+    if session.json:
+        return output.as_json(answer)
+    return output.say(f"{name} counts as powered off. Its work starts elsewhere.")
+
+
+@command(pool, "isolation")
+@click.argument("slug")
+@click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
+@click.option("--reason", default="", help="Kept with the change.")
+def pool_isolation(session: Session, slug: str, level: str | None, reason: str) -> None:
+    """How well a pool's hosts have to keep workloads apart, and which of them do not; with LEVEL that is changed."""
+    path = f"pools/{quote(slug, safe='', errors='replace')}/"
+    if level is not None:
+        session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
+    found = session.client.get(path)
+    rows = list(session.client.pages("hosts/", pool=slug))
+    if session.json:
+        return output.as_json({"isolation": found["isolation"], "hosts": rows})
+    output.say(f"Hosts of {slug} need at least: {found['isolation']}.")
+    return output.table(
+        ("host", "isolation", "level", "lacks"),
+        ((row["name"], row["isolation"], row["isolation_level"], ", ".join(row["isolation_lacking"])) for row in rows),
+        "No hosts yet.",
+    )
+
+
+@command(volume, "list")
+def list_volumes(session: Session) -> None:
+    """Your home on each storage; also those of people in teams you lead."""
+    rows = list(session.client.pages("volumes/"))
+    if session.json:
+        return output.as_json(rows)
+    now = datetime.now().astimezone()
+    return output.table(
+        ("home", "hosts", "size", "files", "in use by", "last change", "measured"),
+        (
+            (
+                row["name"],
+                ", ".join(row["hosts"]),
+                data_size(row["size_bytes"], row["size_complete"]),
+                "unknown" if row["files"] is None else f"{row['files']:,}",
+                row["running_workloads"],
+                ago(row["changed_at"], now) if row["changed_at"] else "unknown",
+                ago(row["measured_at"], now) if row["measured_at"] else "not yet",
+            )
+            for row in rows
+        ),
+        "No home yet: it is made when your first notebook or job starts.",
+    )
+
+
+@command(cli, "usage")
+@click.option("--by", type=click.Choice(["team", "project", "user", "type", "model"]), default="team")
+@click.option("--start", type=MOMENT, help="A week ago unless given.")
+@click.option("--end", type=MOMENT, help="Now unless given.")
+def usage(session: Session, by: str, start: str | None, end: str | None) -> None:
+    """GPU-hours held and used, of what you may see."""
+    answer = session.client.get("usage/", by=by, start=start, end=end)
+    if session.json:
+        return output.as_json(answer)
+    rows = (
+        (
+            line["name"],
+            f"{line['gpu_hours']:,.1f}",
+            "unknown" if line["used_gpu_hours"] is None else f"{line['used_gpu_hours']:,.1f}",
+            "unknown" if line["coverage"] is None else f"{line['coverage']:.0%}",
+        )
+        for line in answer["lines"]
+    )
+    return output.table((by, "hours", "used", "measured"), rows, "Nothing was held in that time.")

@@ -1,0 +1,131 @@
+"""What waits, and why: the order, who gets how much, why one waits and another goes first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.finding import find_work
+from cli.session import Session, cli, command
+from cli.words import ago, local, start_range
+
+
+@command(cli, "queue")
+@click.option("--pool", help="Of one pool.")
+@click.option("--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share.")
+def queue(session: Session, pool: str | None, fairness: bool) -> None:
+    """What waits, in the order in which it is looked at, and why."""
+    if fairness:
+        return _fairness(session, pool)
+    rows = list(session.client.pages("queue/", pool=pool))
+    if session.json:
+        return output.as_json(rows)
+    now = datetime.now().astimezone()
+    return output.table(
+        ("place", "id", "name", "owner", "GPUs", "pool", "waits", "expected", "why"),
+        (
+            (
+                row["position"],
+                row["id"][:8],
+                row["name"],
+                row["owner"],
+                row["units"] * row["hosts"],
+                row["pool"],
+                ago(row["submitted_at"], now).removesuffix(" ago"),
+                start_range(row, now),
+                row["reason"],
+            )
+            for row in rows
+        ),
+        "Nothing waits that you may see.",
+    )
+
+
+def _fairness(session: Session, pool: str | None) -> None:
+    """Why does that team get more? By pool."""
+    pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
+    found = {slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/") for slug in pools}
+    if session.json:
+        return output.as_json(found)
+    for slug, rows in found.items():
+        output.say(f"{slug}: the lowest share borrows next; 1.00 is a team's fair part.")
+        output.table(
+            ("team", "guaranteed", "held", "borrowed", "waits for", "past hours", "weight", "share"),
+            (
+                (
+                    row["team"],
+                    f"{row['guaranteed_gpus']:.4g}",
+                    f"{row['held_gpus']:.4g}",
+                    f"{row['borrowed_gpus']:.4g}",
+                    f"{row['waiting_gpus']:.4g}",
+                    f"{row['past_gpu_hours']:,.0f}",
+                    row["weight"],
+                    "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                )
+                for row in rows
+            ),
+            "No team has a quota here.",
+        )
+    return None
+
+
+@command(cli, "why")
+@click.argument("id_", metavar="ID")
+@click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
+@click.option(
+    "--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for."
+)
+def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
+    """Why it waits, or why it started or had to go."""
+    found = find_work(session, id_)
+    if them:
+        return _why_them(session, found, find_work(session, them))
+    answer = session.client.get(f"workloads/{found['id']}/why/")
+    if sooner:
+        answer["sooner"] = session.client.get(f"workloads/{found['id']}/sooner/")
+        answer["windows"] = session.client.get(f"workloads/{found['id']}/windows/")
+    if session.json:
+        return output.as_json(answer)
+    output.say(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
+    now = datetime.now().astimezone()
+    hidden = answer["hidden_blockers"]
+    before = [f"{each['name']} of {each['owner']}" for each in answer["blockers"]] + (
+        [f"{hidden} more"] if hidden else []
+    )
+    output.facts(
+        [
+            ("place", answer["position"]),
+            ("expected", start_range(answer, now) if answer["expected_start"] else ""),
+            ("how sure", answer["past_starts"]["sentence"] if answer["expected_start"] else ""),
+            ("waits for", ", ".join(before)),
+            ("others first", f"{answer['ahead_more']} more" if answer["ahead_more"] else ""),
+        ]
+    )
+    for row in answer["ahead"]:
+        output.say(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
+    for way in answer.get("sooner", []):
+        output.say(f"sooner: {way['words']}: {'now' if way['starts_now'] else ago(way['expected_start'], now)}")
+    if sooner and not answer["sooner"]:
+        output.say("Nothing that was tried would start sooner.")
+    for window in answer.get("windows", []):
+        needs = " (needs approval)" if window["needs_approval"] else ""
+        output.say(f"could be reserved: {local(window['start'])} to {local(window['end'])}{needs}")
+    for row in answer["decisions"]:
+        output.say(f"{local(row['at'])}  {row['kind']:<8}  {row['sentence']}")
+    return None
+
+
+def _why_them(session: Session, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The rule that decides between two, and what would be without the other."""
+    answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
+    if session.json:
+        return output.as_json(answer)
+    without = answer["without"]
+    output.say(f"{theirs['name']} and not {mine['name']}: {answer['sentence']}")
+    starts = "would start now" if without["starts_now"] else f"would not start now. {without['sentence']}"
+    output.say(f"Without {theirs['name']}, {mine['name']} {starts}".rstrip(".") + ".")
+    return None

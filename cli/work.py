@@ -1,0 +1,343 @@
+"""Notebooks, jobs and arrays: launch, read, stop."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import webbrowser
+from datetime import datetime
+from typing import Any
+
+import click
+
+from cli import output
+from cli.asks import DURATION, MOMENT, asking, body_of, labels_of, pairs_of, placed, running
+from cli.finding import find_named, find_work
+from cli.problems import NOT_FOUND, Problem
+from cli.session import Session, cli, command
+from cli.words import ago, length
+
+PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
+POLL_SECONDS = 1.0
+
+
+@cli.group()
+def notebook() -> None:
+    """Launch, open and stop notebooks."""
+
+
+@cli.group()
+def job() -> None:
+    """Run jobs and read what they write."""
+
+
+@command(notebook, "launch")
+@asking
+@running
+@click.option("--template", help="What is not given comes from it.")
+@click.option("--open", "open_it", is_flag=True, help="Wait until it is ready and open it in the browser.")
+@click.option("--wait", is_flag=True, help="Wait until it is ready.")
+def launch_notebook(session: Session, open_it: bool, wait: bool, template: str | None, **given: Any) -> None:
+    """Launch a JupyterLab."""
+    body = body_of(session, given) | ({"template": template} if template else {})
+    made = session.client.post("notebooks/", body)
+    if wait or open_it:
+        made = _until_ready(session, made["id"])
+    if open_it:
+        return _open(session, made, print_only=False)
+    return say_made(session, made)
+
+
+@command(notebook, "open")
+@click.argument("id_", metavar="ID")
+@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+def open_notebook(session: Session, id_: str, print_only: bool) -> None:
+    """Open a running notebook in the browser. The address works once, within a minute."""
+    _open(session, find_work(session, id_), print_only)
+
+
+@command(notebook, "stop")
+@click.argument("id_", metavar="ID")
+def stop_notebook(session: Session, id_: str) -> None:
+    """Stop a notebook; its files stay in your home."""
+    _cancel(session, id_, "")
+
+
+@command(notebook, "list")
+@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
+def list_notebooks(session: Session, everything: bool) -> None:
+    """Your notebooks."""
+    _list(session, "notebooks/", everything)
+
+
+@command(job, "run", context_settings={"ignore_unknown_options": False})
+@asking
+@running
+@placed
+@click.option("--priority", type=PRIORITIES)
+@click.option("--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go.")
+@click.option("--most-retries", type=int, help="Tries again so often after a failure.")
+@click.option(
+    "--if-member-ends", type=click.Choice(["restart", "end"]), help="On several hosts, once it ends on one of them."
+)
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@click.option("--wanted-by", type=MOMENT, help="When it should be done: a wish; you are told when it looks later.")
+@click.option(
+    "--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok."
+)
+@click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+def run_job(
+    session: Session,
+    words: tuple[str, ...],
+    follow: bool,
+    labels: tuple[str, ...],
+    environment: tuple[str, ...],
+    prefer: tuple[str, ...],
+    after: tuple[str, ...],
+    array: str | None,
+    **given: Any,
+) -> None:
+    """Run a command as a job: gpupool job run --gpus 2 -- python train.py"""
+    if array and follow:
+        raise click.UsageError("--follow goes with one job; read a task's log with: gpupool job logs ID")
+    body = body_of(session, given)
+    body["command"] = words[0] if len(words) == 1 else shlex.join(words)
+    body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
+    body.setdefault("units", 1)
+    body |= labels_of(labels, prefer) | ({"environment": pairs_of(environment)} if environment else {})
+    if after:
+        body["after"] = [_dependency(session, text) for text in after]
+    if array:
+        made = session.client.post("arrays/", body | {"array": array})
+        return output.as_json(made) if session.json else _tasks_made(made)
+    made = session.client.post("jobs/", body)
+    if not follow:
+        return say_made(session, made)
+    if not session.json:
+        say_made(session, made)
+    return _follow(session, made["id"], None)
+
+
+def _dependency(session: Session, text: str) -> dict[str, str]:
+    condition, colon, id_ = text.partition(":")
+    if not colon or condition not in ("ok", "any", "not_ok"):
+        raise click.UsageError(f"--after {text!r}; allowed: ok:ID, any:ID or not_ok:ID.")
+    try:
+        return {"condition": condition, "workload": find_work(session, id_)["id"]}
+    except Problem as no_workload:
+        if no_workload.code != NOT_FOUND:
+            raise
+        try:
+            return {"condition": condition, "array": find_named(session.client, id_, "arrays/", "array")["id"]}
+        except Problem:
+            raise no_workload from None
+
+
+def _tasks_made(made: Any) -> None:
+    output.say(f"{made['name']} ({made['id']}): {made['tasks']} tasks in {made['pool']}.")
+
+
+@command(job, "arrays")
+def list_arrays(session: Session) -> None:
+    """Arrays of jobs of your teams, with their counts."""
+    rows = list(session.client.pages("arrays/"))
+    if session.json:
+        return output.as_json(rows)
+    columns = ("tasks", "waiting", "running", "finished", "cancelled", "failed")
+    return output.table(
+        ("id", "name", *columns, "owner"),
+        ((row["id"][:8], row["name"], *(row[name] for name in columns), row["owner"]) for row in rows),
+        "No arrays. Make one: gpupool job run --array 0-9 -- COMMAND",
+    )
+
+
+@command(job, "cancel-array")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_array(session: Session, id_: str, reason: str) -> None:
+    """Cancel every task of an array that has not ended."""
+    found = find_named(session.client, id_, "arrays/", "array")
+    answer = session.client.post(f"arrays/{found['id']}/cancel/", {"why": reason})
+    output.as_json(answer) if session.json else output.say(f"{answer['cancelled']} tasks are cancelled.")
+
+
+@command(job, "logs")
+@click.argument("id_", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Go on until it has ended.")
+@click.option("--attempt", type=int, help="The last one unless given.")
+def read_logs(session: Session, id_: str, follow: bool, attempt: int | None) -> None:
+    """What a job wrote."""
+    found = find_work(session, id_)
+    if follow:
+        return _follow(session, found["id"], attempt)
+    offset, text = 0, []
+    while True:
+        piece = session.client.get(f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt)
+        if not piece["text"]:
+            break
+        text.append(piece["text"])
+        offset = piece["next_offset"]
+    if session.json:
+        return output.as_json({"text": "".join(text), "next_offset": offset})
+    sys.stdout.write("".join(text))
+    return None
+
+
+@command(job, "open")
+@click.argument("id_", metavar="ID")
+@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+def open_job(session: Session, id_: str, print_only: bool) -> None:
+    """Open what a job serves in the browser. The address works once, within a minute."""
+    _open(session, find_work(session, id_), print_only)
+
+
+@command(job, "list")
+@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
+def list_jobs(session: Session, everything: bool) -> None:
+    """Your jobs."""
+    _list(session, "jobs/", everything)
+
+
+@command(cli, "show")
+@click.argument("id_", metavar="ID")
+def show(session: Session, id_: str) -> None:
+    """One notebook or job: state, host, GPUs, times."""
+    answer = session.client.get(f"workloads/{find_work(session, id_)['id']}/")
+    if session.json:
+        return output.as_json(answer)
+    last = answer["runs"][0] if answer["runs"] and answer["state"] != "queued" else {}  # what waits holds nothing
+    now = datetime.now().astimezone()
+    return output.facts(
+        [
+            ("id", answer["id"]),
+            ("name", answer["name"]),
+            ("kind", answer["kind"]),
+            ("state", answer["outcome"] if answer["state"] == "ended" else answer["state"]),
+            ("why", answer["reason"]),
+            ("project", answer["project"]),
+            ("pool", answer["pool"]),
+            ("GPUs", gpus_of(answer)),
+            ("host", last.get("host")),
+            ("holds", ", ".join(last.get("gpus", []))),
+            ("attempt", answer["attempt"]),
+            ("submitted", ago(answer["submitted_at"], now)),
+            ("started", ago(answer["started_at"], now) if answer["started_at"] else ""),
+            ("limit", length(answer["max_runtime_seconds"])),
+            ("command", answer["command"]),
+        ]
+    )
+
+
+@command(cli, "cancel")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel(session: Session, id_: str, reason: str) -> None:
+    """Stop a notebook or job, or take it out of the queue."""
+    _cancel(session, id_, reason)
+
+
+@command(cli, "extend")
+@click.argument("id_", metavar="ID")
+@click.option("--by", "--seconds", "seconds", type=DURATION, required=True, help="Such as 2h.")
+def extend(session: Session, id_: str, seconds: int) -> None:
+    """Let it run longer."""
+    answer = session.client.post(f"workloads/{find_work(session, id_)['id']}/extend/", {"seconds": seconds})
+    if session.json:
+        return output.as_json(answer)
+    return output.say(f"{answer['name']} may now run {length(answer['max_runtime_seconds'])}.")
+
+
+def say_made(session: Session, made: Any) -> None:
+    if session.json:
+        return output.as_json(made)
+    output.say(f"{made['name']} ({made['id']}) is {made['state']}: {gpus_of(made)} in {made['pool']}.")
+    if made.get("warning"):
+        output.say(made["warning"])
+    return output.say(f"See why it waits: gpupool why {made['id'][:8]}") if made["state"] == "queued" else None
+
+
+def gpus_of(row: Any) -> str:
+    count = f"{row['hosts']} hosts, each {row['units']}" if row["hosts"] > 1 else row["units"]
+    return f"{count} x {' or '.join(row['models']) or 'any'}{' ' + row['profile'] if row['profile'] else ''}"
+
+
+def _list(session: Session, path: str, everything: bool) -> None:
+    query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
+    rows = list(session.client.pages(path, **query))
+    if session.json:
+        return output.as_json(rows)
+    now = datetime.now().astimezone()
+    return output.table(
+        ("id", "name", "state", "GPUs", "pool", "submitted", "started", "owner"),
+        (
+            (
+                row["id"][:8],
+                row["name"],
+                row["outcome"] if row["state"] == "ended" else row["state"],
+                row["units"] * row["hosts"],
+                row["pool"],
+                ago(row["submitted_at"], now),
+                ago(row["started_at"], now),
+                row["owner"],
+            )
+            for row in rows
+        ),
+        "None. --all also shows those of your teams and those that ended.",
+    )
+
+
+def _cancel(session: Session, id_: str, reason: str) -> None:
+    answer = session.client.post(f"workloads/{find_work(session, id_)['id']}/cancel/", {"why": reason})
+    if session.json:
+        return output.as_json(answer)
+    return output.say(f"{answer['name']} is {'cancelled' if answer['state'] == 'ended' else 'stopping'}.")
+
+
+def _until_ready(session: Session, id_: str) -> Any:
+    said = ""
+    while True:
+        answer = session.client.get(f"workloads/{id_}/")
+        run_ = answer["runs"][0] if answer["runs"] else {}
+        if answer["state"] == "ended":
+            raise Problem(f"{answer['name']} ended before it was ready: {answer['outcome'].replace('_', ' ')}.")
+        if run_.get("ready_at") and answer["state"] in ("running", "notice"):
+            return answer
+        words = f"{answer['state']}: {run_.get('step') or answer['reason']}".rstrip(": ")
+        if words != said and not session.json:
+            output.say(words)
+        said = words
+        time.sleep(POLL_SECONDS)
+
+
+def _open(session: Session, workload: Any, print_only: bool) -> None:
+    answer = session.client.post(f"workloads/{workload['id']}/open/")
+    if session.json:
+        return output.as_json(answer)
+    if not print_only and webbrowser.open(answer["url"]):
+        return output.say(f"{workload['name']} opens in the browser.")
+    return print(answer["url"])
+
+
+def _follow(session: Session, id_: str, attempt: int | None) -> None:
+    """Print pieces as they come, over attempts, until it has ended; the exit code says how."""
+    offset, shown, at_its_end = 0, attempt, False
+    while True:
+        now = session.client.get(f"workloads/{id_}/")
+        current = attempt or max(now["attempt"], 1)
+        if shown != current:
+            offset, shown = 0, current
+        piece = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current)
+        sys.stdout.write(piece["text"])
+        sys.stdout.flush()
+        offset = piece["next_offset"]
+        over = not piece["text"] and (now["state"] == "ended" or (attempt and piece["ended"]))
+        if over and at_its_end:
+            break
+        at_its_end = bool(over)  # its last lines may come a moment after the word that it has ended
+        if not piece["text"]:
+            time.sleep(POLL_SECONDS)
+    if now["state"] == "ended" and now["outcome"] != "finished":
+        raise Problem(f"{now['name']} ended: {now['outcome'].replace('_', ' ')}.")
