@@ -7,9 +7,6 @@ Names of other teams' things are only said when ``viewer`` may see them.
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -109,10 +106,10 @@ class _Facts:
         value = self.get("model", "models")
         if not value:
             return "GPUs"
-        return " or ".join(value) if isinstance(value, list | tuple) else str(value)
+        return " or ".join(map(_readable, value)) if isinstance(value, list | tuple) else _readable(str(value))
 
     def of_model(self) -> str:
-        """`` of H100-80GB``; empty where the numbers name no model."""
+        """`` of H100 80GB``; empty where the numbers name no model."""
         return f" of {self.model()}" if self.get("model", "models") else ""
 
     def several(self, name: str) -> bool:
@@ -151,6 +148,7 @@ class _Facts:
 Sentence = Callable[[_Facts], str]
 
 # How a dependency has to have ended.
+HOW_IT_HAS_TO_END = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
 
 REASONS: dict[str, Sentence] = {
@@ -193,7 +191,9 @@ REASONS: dict[str, Sentence] = {
     ),
     # why it waits: until somebody or something changes
     "over_quota": lambda f: (
-        f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model()}"
+        _never_within_quota(f)
+        if _more_than(f, "limit")
+        else f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model()}"
         f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
         + (
             "It starts when work of its team ends."
@@ -202,7 +202,9 @@ REASONS: dict[str, Sentence] = {
         )
     ),
     "over_user_cap": lambda f: (
-        f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
+        f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
+        if _more_than(f, "cap")
+        else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
     "gpu_hours_used_up": lambda f: (
         f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its guarantee is worth"
@@ -213,7 +215,7 @@ REASONS: dict[str, Sentence] = {
         f"The budget is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
     ),
     "dependency": lambda f: (
-        f"It waits for {f.awaited()} to end"
+        f"It waits for {f.awaited()} to {_how_it_has_to_end(f)}"
         f"{', and for ' + _counted(int(f.get('workloads')) - 1, 'other') if f.several('workloads') else ''}."
     ),
     "array_limit": lambda f: (
@@ -232,7 +234,9 @@ REASONS: dict[str, Sentence] = {
     "isolation_too_weak": lambda f: "The host keeps workloads less apart than its pool demands, so nothing new starts on it.",
     # why it waits: its turn comes
     "waits_for_units": lambda f: (
-        f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
+        f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
+        if f.get("reservation") and _more_than(f, "of")
+        else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
         if f.get("reservation")
         else f"It needs {f.plain('', 'need') or 'more'} {f.model()}{' on each of several hosts' if f.several('hosts') else ''}"
         f"{f.plain('; ', 'free', after=' are free now')}."
@@ -258,7 +262,7 @@ REASONS: dict[str, Sentence] = {
         (
             "The room left within what one person may hold is kept for work of its owner ahead of it"
             if f.get("of") == "person"
-            else f"The room left within its team's limit{f.plain(' on ', 'model')} is kept for work of its team ahead of it"
+            else f"The room left within its team's limit{' on ' + f.model() if f.get('model') else ''} is kept for work of its team ahead of it"
         )
         + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
     ),
@@ -329,6 +333,25 @@ REASONS: dict[str, Sentence] = {
 }
 
 
+def _more_than(f: _Facts, name: str) -> bool:
+    """Whether it needs more than the number: then no end of anything makes room for it."""
+    need, most = f.get("need"), f.get(name)
+    return isinstance(need, int) and isinstance(most, int) and need > most
+
+
+def _never_within_quota(f: _Facts) -> str:
+    alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
+    return (
+        f"Its team may hold {f.slots('', 'limit')}{f.of_model()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
+        "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
+    )
+
+
+def _how_it_has_to_end(f: _Facts) -> str:
+    how = str(f.get("condition"))
+    return "end, not all of them well" if how == "not_ok" and f.get("array") else HOW_IT_HAS_TO_END.get(how, "end")
+
+
 def _failed_gpu(f: _Facts) -> str:
     """``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
     kind, _, number = str(f.get("event")).partition(":")
@@ -391,6 +414,44 @@ def reason(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | No
     said = sentence(_Facts(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
     hosts = (numbers or {}).get("failed_on_hosts")
     return f"{said} It failed on {hosts} hosts, so it is not tried again." if isinstance(hosts, int) else said
+
+
+def not_compared(mine: Workload, theirs: Workload) -> str:
+    """Why it can't be said why one goes before the other."""
+    if mine.state == "ended":
+        return f"{mine.name} has ended ({state_word(mine)[1].lower()}), so it waits for nobody any more."
+    if mine.state != "queued":
+        return f"{mine.name} has its GPUs: nobody goes before it."
+    if mine.pk == theirs.pk:
+        return f"That is {mine.name} itself. Name another workload that waits or runs in {mine.pool.name}."
+    if theirs.state == "ended":
+        return f"{theirs.name} has ended ({state_word(theirs)[1].lower()}), so it is not before {mine.name} any more."
+    return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
+
+
+def why_waits(workload: Workload, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for why a workload waits; empty before the engine looked at it."""
+    return reason(workload.reason_code, why_numbers(workload), viewer)
+
+
+def why_numbers(workload: Workload) -> dict[str, Any]:
+    """The numbers of why it waits; of a dependency also how that has to end. A query for such a one only."""
+    numbers = dict(workload.reason_numbers)
+    if workload.reason_code == "dependency":
+        on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
+        numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
+    return numbers
+
+
+def never_starts(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for why something would not start whatever ended."""
+    if code != "spare_capacity_kept":
+        return reason(code, numbers, viewer)
+    free, spare = numbers.get("free") or 0, numbers.get("spare") or 0
+    return (
+        f"{gpus(spare)} of this pool are kept for critical work, which leaves {gpus(free - spare)} for the rest; this needs "
+        f"{gpus(numbers.get('need'))}. Ask for fewer."
+    )
 
 
 def decision(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
@@ -673,7 +734,7 @@ def steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
     notebook = workload.kind == "notebook"
     where = f"on {run.host.name}" if run else ""
     marks: list[tuple[str, datetime | None, str]] = [
-        ("Queued", workload.queued_at, reason(workload.reason_code, workload.reason_numbers) if run is None else ""),
+        ("Queued", workload.queued_at, why_waits(workload) if run is None else ""),
         ("Placed", run.placed_at if run else None, where),
         ("Starting", run.starting_at if run else None, run.step if run else ""),
         ("Running", run.running_at if run else None, ""),
@@ -850,6 +911,14 @@ def guarantee_effect(
     )
 
 
+def borrows(team: str, model: str, held: float, guaranteed: float) -> str:
+    """What preemptible work of a team should know that holds more GPUs of a model than it is guaranteed."""
+    return (
+        f"{team} holds {held:g} × {_readable(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
+        "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
+    )
+
+
 def late_for_its_wish(wanted_by: datetime | None, done: datetime | None) -> str:
     """A warning when work is expected to be done later than it is wanted; empty otherwise, and where nothing is known."""
     if wanted_by is None or done is None or done <= wanted_by:
@@ -893,71 +962,6 @@ def weekdays(days: Sequence[str]) -> str:
 
 def _readable(model: str) -> str:
     return model.replace("-", " ")
-
-
-# -- the same request elsewhere ----------------------------------------------------------------------------------------
-
-# Verb: the command of the CLI and (method, path) of the API.
-SAME: dict[str, tuple[str, str, str]] = {
-    "launch_notebook": ("notebook launch", "POST", "/api/v1/notebooks/"),
-    "submit_job": ("job run", "POST", "/api/v1/jobs/"),
-    "request_reservation": ("reservation create", "POST", "/api/v1/reservations/"),
-    "request_series": ("reservation create", "POST", "/api/v1/series/"),
-    "request_quota_change": ("quota request", "POST", "/api/v1/quotas/requests/"),
-    "submit_array": ("job run", "POST", "/api/v1/arrays/"),
-    "cancel_workload": ("cancel", "POST", "/api/v1/workloads/{id}/cancel/"),
-    "extend_workload": ("extend", "POST", "/api/v1/workloads/{id}/extend/"),
-}
-
-
-def cli_line(verb: str, arguments: Numbers, *, target: str = "") -> str:
-    """The command that does the same as a form: options in the order given, ``command`` after ``--``; empty values are left out."""
-    parts = ["gpupool", *SAME[verb][0].split(), *([target] if target else [])]
-    for name, value in arguments.items():
-        if name == "command" or value in (None, "", [], {}, ()):
-            continue
-        option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
-        if isinstance(value, bool):
-            parts += [option] if value else [f"--no-{option[2:]}"] if name == "preemptible" else []
-        elif isinstance(value, list | tuple):
-            parts += [word for item in value for word in (option, str(item))]
-        elif isinstance(value, Mapping):
-            parts += [word for key, item in value.items() for word in (option, f"{key}={item}")]
-        else:
-            parts += [option, value.isoformat() if isinstance(value, datetime) else str(value)]
-    command = arguments.get("command")
-    line = " ".join(shlex.quote(part) for part in parts)
-    if not command:
-        return line
-    # What a shell would read otherwise goes over as one quoted word, which `job run` takes as the whole command.
-    plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
-    return f"{line} -- {command if plain else shlex.quote(command)}"
-
-
-def api_call(verb: str, arguments: Numbers, *, target: str = "", base: str = "") -> str:
-    """The same as a curl line against the API; the token comes from the environment."""
-    _, method, path = SAME[verb]
-    body = {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in arguments.items()
-        if value not in (None, "")
-    }
-    url = f"{base}{path.replace('{id}', target)}"
-    return (
-        f'curl -X {method} {shlex.quote(url)} \\\n  -H "Authorization: Bearer $GPUPOOL_TOKEN" \\\n'
-        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
-    )
-
-
-_OPTIONS = {
-    "units": "gpus",
-    "models": "model",
-    "max_runtime_seconds": "max-runtime",
-    "labels_required": "label",
-    "environment": "env",
-    "weekdays": "on",
-    "labels_preferred": "prefer",
-}
 
 
 def _counted(number: int, noun: str) -> str:

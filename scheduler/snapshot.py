@@ -73,6 +73,12 @@ def take(pool_ids: Sequence[int] | None, now: datetime) -> model.Snapshot:
         return put_together(Reader(pool_ids, now).read(), now)
 
 
+def take_empty(pool_ids: Sequence[int], now: datetime) -> model.Snapshot:
+    """These pools as if nothing ran or waited in them and no GPU-hours of a guarantee were used: for what could ever be."""
+    with one_moment(), without_collecting():
+        return put_together(Reader(pool_ids, now).read_empty(), now)
+
+
 def with_reservation(taken: model.Snapshot, reservation: model.Reservation) -> model.Snapshot:
     """The same moment with one promise more: for "what if"."""
     return dataclasses.replace(taken, reservations=(*taken.reservations, reservation))
@@ -204,6 +210,23 @@ class Reader:
         rows.units, rows.retired = self.units()
         return rows
 
+    def read_empty(self) -> Rows:
+        """What there would be if everything had ended: no work, no maintenance, no closed budgets."""
+        units, retired = self.units()
+        return Rows(
+            epoch=0,
+            pools={pool.pk: pool_of(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
+            teams={row[0]: model.Team(*row) for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")},
+            quotas=self.quotas(unused=True),
+            gates=[],
+            promised=self.promised(),
+            bound=self.bound(),
+            maintenance=[],
+            used=[],
+            hosts=self.hosts(),
+            units={pk: unit for pk, unit in units.items() if pk not in retired},
+        )
+
     def _within(self, rows: QuerySet[Any], path: str) -> QuerySet[Any]:
         return rows if self.pool_ids is None else rows.filter(**{f"{path}__in": self.pool_ids})
 
@@ -225,9 +248,12 @@ class Reader:
             rows = cursor.fetchall()
         return {row[0]: model.Unit(*row[:-1]) for row in rows}, {row[0] for row in rows if row[-1]}
 
-    def quotas(self) -> tuple[model.Quota, ...]:
-        rows = self._within(Quota.objects.order_by("pk"), "pool")
-        return tuple(_quota(*row) for row in rows.values_list(*QUOTA_COLUMNS))
+    def quotas(self, *, unused: bool = False) -> tuple[model.Quota, ...]:
+        """``unused``: as if none of their GPU-hours were used."""
+        rows = self._within(Quota.objects.order_by("pk"), "pool").values_list(*QUOTA_COLUMNS)
+        if unused:
+            return tuple(model.Quota(*row[:5]) for row in rows)
+        return tuple(_quota(*row) for row in rows)
 
     def gates(self) -> list[BudgetGate]:
         return list(BudgetGate.objects.filter(until__gt=self.now).order_by("pk"))

@@ -38,7 +38,7 @@
     return Date.UTC(year, month - 1, day) / 86400000;
   };
   const dayName = (date) => {
-    const near = { 0: "Today", 1: "Tomorrow", "-1": "Yesterday" }[dayNumber(date) - dayNumber(new Date())];
+    const near = { 0: "today", 1: "tomorrow", "-1": "yesterday" }[dayNumber(date) - dayNumber(new Date())];
     return near || `${part(date, { weekday: "short" })} ${part(date, { day: "numeric", month: "short" })}`;
   };
   const dateText = (date) => part(date, { day: "numeric", month: "short", year: "numeric" });

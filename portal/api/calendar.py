@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Case, F, QuerySet, When
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -41,7 +41,7 @@ class Reservations(View):
         responses=page_of(shapes.ReservationShape),
     )
     def get(self, request: Request) -> Response:
-        """Reservations that you may see, latest start first."""
+        """Reservations that you may see: the next first, then those that are over, the latest of them first."""
         query = self.query(shapes.ReservationQuery)
         rows = _reservations(self)
         if query.get("state") == "open":
@@ -52,7 +52,11 @@ class Reservations(View):
             rows = rows.filter(pool__slug=query["pool"])
         if query.get("mine"):
             rows = rows.filter(owner=self.actor)
-        return self.page(rows.order_by("-start", "-pk"), shapes.ReservationShape, query)
+        # The next first; behind them what is over, the latest first.
+        over = Case(When(state__in=PROMISED, end__gt=self.now, then=False), default=True)
+        ahead = Case(When(state__in=PROMISED, end__gt=self.now, then=F("start")))
+        rows = rows.order_by(over, ahead.asc(), "-start", "-pk")
+        return self.page(rows, shapes.ReservationShape, query)
 
     @extend_schema(
         operation_id="reservations_request",

@@ -12,8 +12,8 @@ from portal import policy, wording
 from portal.api.base import View, find
 from portal.api.shapes import explain as shapes
 from portal.api.shapes.work import AnotherWay, another_way
-from portal.asking import asking
 from portal.errors import Invalid
+from portal.questions import asking
 from portal.selectors import queue, starts
 from portal.selectors.work import RELATED
 from scheduler.models import Workload
@@ -34,7 +34,7 @@ class WhyWorkload(View):
         open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
         ended = workload.state == WorkloadState.ENDED
         code = workload.outcome if ended else workload.reason_code
-        numbers = workload.outcome_numbers if ended else workload.reason_numbers
+        numbers = workload.outcome_numbers if ended else wording.why_numbers(workload)
         with asking(self.actor, now):
             ahead, more = queue.ahead(workload, self.actor, now)
         told = starts.of_pools([workload.pool_id], now)
@@ -67,8 +67,7 @@ class WhyThem(View):
         with asking(self.actor, now):
             found = queue.why_them(mine, theirs, now)
         if found is None:
-            what = f"other is {theirs.name}; allowed: one that waits or runs in the pool in which {mine.name} waits."
-            raise Invalid({"other": what}, {"other": str(theirs.public_id)})
+            raise Invalid({"other": wording.not_compared(mine, theirs)}, {"other": str(theirs.public_id)})
         answer = {
             "rule": found.rule,
             "numbers": found.numbers,

@@ -69,11 +69,11 @@ class Notebooks(View):
         query = self.query(shapes.KindQuery)
         return self.page(_filtered(self, {**query, "kind": WorkloadKind.NOTEBOOK}), shapes.WorkloadShape, query)
 
-    @extend_schema(operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.WorkloadShape})
+    @extend_schema(operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.Submitted})
     def post(self, request: Request) -> Response:
         """Launch a notebook; what is not given comes from the template."""
         given = naming.work_arguments(self.actor, self.given(shapes.NotebookWish))
-        return self.one(workloads.launch_notebook(**self.by, **given), shapes.WorkloadShape, 201)
+        return self.one(workloads.launch_notebook(**self.by, **given), shapes.Submitted, 201)
 
 
 class Jobs(View):
@@ -83,11 +83,11 @@ class Jobs(View):
         query = self.query(shapes.KindQuery)
         return self.page(_filtered(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query)
 
-    @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.WorkloadShape})
+    @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.Submitted})
     def post(self, request: Request) -> Response:
         """Submit a job."""
         given = naming.work_arguments(self.actor, self.given(shapes.JobWish))
-        return self.one(workloads.submit_job(**self.by, **given), shapes.WorkloadShape, 201)
+        return self.one(workloads.submit_job(**self.by, **given), shapes.Submitted, 201)
 
 
 class Arrays(View):
@@ -136,7 +136,12 @@ class JobPreview(View):
 
 def _preview(view: View, given: dict[str, Any], kind: str) -> Response:
     answer = workloads.preview_workload(**view.by, **given, kind=kind)
-    answer["sentence"] = wording.reason(answer["code"], answer["numbers"], view.actor)
+    never = answer["never"]
+    answer["sentence"] = (
+        wording.never_starts(never.code, never.numbers, view.actor)
+        if never
+        else wording.reason(answer["code"], answer["numbers"], view.actor)
+    )
     return view.one(answer, shapes.PreviewShape)
 
 
@@ -194,13 +199,13 @@ class KeepWorkload(View):
 
 class RelaunchWorkload(View):
     @extend_schema(
-        operation_id="workloads_relaunch", request=shapes.RelaunchWish, responses={201: shapes.WorkloadShape}
+        operation_id="workloads_relaunch", request=shapes.RelaunchWish, responses={201: shapes.Submitted}
     )
     def post(self, request: Request, id: UUID) -> Response:
         """Queue a copy of it, with changes."""
         workload = find(_rows(self), public_id=id)
         given = self.given(shapes.RelaunchWish)
-        return self.one(workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.WorkloadShape, 201)
+        return self.one(workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201)
 
 
 class OpenWorkload(View):

@@ -10,8 +10,8 @@ from typing import Any
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from portal import policy
-from portal.asking import asking, kept, recalled, remember
 from portal.models import User
+from portal.questions import asking, kept, recalled, remember
 from portal.selectors import starts
 from portal.selectors.starts import Starts
 from portal.selectors.work import RELATED, Held, held_by, held_unit
@@ -23,6 +23,7 @@ from scheduler.core.explain import Alternative, Basis, FairnessRow
 from scheduler.core.model import SLOTS_PER_GPU, Placement, Snapshot
 from scheduler.core.ordering import Turn, place_in_line
 from scheduler.models import Leader, Pool, Team, Workload
+from scheduler.services import Never, never_starts_of
 from scheduler.states import WorkloadState
 
 RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
@@ -119,7 +120,8 @@ class AnotherTime:
 
 @dataclass(frozen=True)
 class Why:
-    """``ahead`` are those that may be seen, at most ``MOST_AHEAD``; ``ahead_more`` how many others have their turn first."""
+    """``ahead`` are those that may be seen, at most ``MOST_AHEAD``; ``ahead_more`` how many others have their turn first.
+    ``never``: why it would not start whatever ended."""
 
     blockers: list[Blocker]
     sooner: list[Alternative]
@@ -128,6 +130,7 @@ class Why:
     ahead_more: int
     starts: Starts
     windows: list[AnotherTime]
+    never: Never | None = None
 
 
 def why(workload: Workload, user: User, now: datetime) -> Why:
@@ -143,7 +146,14 @@ def why(workload: Workload, user: User, now: datetime) -> Why:
             more,
             starts.of_pools([workload.pool_id], now),
             windows(workload, user, now),
+            _never(workload, now),
         )
+
+
+def _never(workload: Workload, now: datetime) -> Never | None:
+    if workload.state != WorkloadState.QUEUED or workload.expected_start is not None:
+        return None
+    return kept(("never-of", workload.pk), now, lambda: never_starts_of(workload, now))
 
 
 def ahead(workload: Workload, user: User, now: datetime) -> tuple[list[Ahead], int]:

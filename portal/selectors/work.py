@@ -17,7 +17,7 @@ from portal.selectors.starts import Likely
 from portal.selectors.stops import Stop
 from scheduler import selectors as engine
 from scheduler.core.estimates import PastStarts
-from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.core.model import SLOTS_PER_GPU, WHOLE, PoolKind
 from scheduler.models import (
     Allocation,
     Decision,
@@ -70,6 +70,7 @@ class Piece:
     past: PastStarts = field(default_factory=PastStarts)  # how good expected starts were in its pool, while it waits
     likely: Likely | None = None  # from when and by when it likely starts, while it waits
     move: Move | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
+    borrows: QuotaLine | None = None  # its team's, where that holds more of its model than is guaranteed, and it may be told to go
 
     @property
     def simulated(self) -> bool:
@@ -119,7 +120,27 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
         piece.cost = costs.get(pk)
         piece.use = used.get(pk, piece.use)
         piece.price_per_hour = _price_per_hour(piece, prices)
+    _note_borrowing([piece for piece in found.values() if _may_borrow(piece)], now)
     return list(found.values())
+
+
+def _may_borrow(piece: Piece) -> bool:
+    workload = piece.workload
+    shared = workload.pool.kind == PoolKind.DYNAMIC and workload.reservation_id is None
+    return bool(piece.held) and workload.preemptible and shared
+
+
+def _note_borrowing(pieces: list[Piece], now: datetime) -> None:
+    """Whoever's guarantee is called back, any preemptible work of a team that holds more than its own may have to go."""
+    if not pieces:
+        return
+    teams = {piece.workload.project.team_id for piece in pieces}
+    quotas = Quota.objects.filter(team__in=teams, pool__in={piece.workload.pool_id for piece in pieces})
+    held = engine.held_by_team(teams, now)
+    lines = {(quota.team_id, quota.pool_id, quota.model): _quota_line(quota, held) for quota in quotas.select_related("pool")}
+    for piece in pieces:
+        line = lines.get((piece.workload.project.team_id, piece.workload.pool_id, piece.held[0].model))
+        piece.borrows = line if line is not None and line.borrowed else None
 
 
 def _made_room(workload: Workload) -> bool:

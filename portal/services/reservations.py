@@ -12,9 +12,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal import policy, wording
-from portal.asking import asking
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
+from portal.questions import asking
 from portal.services import audit, money
 from portal.services.asks import AskFields, Placing, check_ask, check_pool, check_project, gpus_of, models_of
 from portal.validation import Checks

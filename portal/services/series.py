@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 from django.db import transaction
 
 from portal import policy, wording
-from portal.asking import asking
 from portal.errors import Conflict
 from portal.models import Submission, User
+from portal.questions import asking
 from portal.services import audit, money
 from portal.services.asks import Placing, models_of
 from portal.services.reservations import Wish, checked_wish, submit, windows_of

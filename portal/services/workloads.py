@@ -17,15 +17,16 @@ from django.conf import settings
 from django.db import transaction
 
 from portal import policy, wording
-from portal.asking import asking
 from portal.errors import Conflict, Invalid
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
+from portal.questions import asking, kept
 from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
 from portal.sign_out import session_hash
 from portal.validation import Checks, shown
 from scheduler import services as engine
 from scheduler.core.model import Priority
+from scheduler.core.reasons import Code
 from scheduler.models import (
     Dependency,
     IfMemberEnds,
@@ -174,6 +175,7 @@ def submit_array(
     indices, most_at_once = indices_of(checks, array)
     checks.done()
     wish = _job_wish(project, pool, now, **_job_defaults(arguments))
+    _refuse_what_never_starts(actor, wish, now)
     with transaction.atomic():
         with _taken():
             made = engine.queue_array(
@@ -344,7 +346,8 @@ def preview_workload(
     """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
 
     Returns ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or None),
-    ``borrowed_slots``, ``quota_effect`` (list of ``scheduler.selectors.QuotaUse``),
+    ``never`` (``scheduler.services.Never``: why
+    it would never start, or None), ``borrowed_slots``, ``quota_effect`` (list of ``scheduler.selectors.QuotaUse``),
     ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
     None when there is no price), ``currency``. Raises Invalid, NotAllowed.
     """
@@ -578,6 +581,7 @@ def _checked_reservation(
 
 
 def _submit(*, actor: User, via: str, now: datetime, wish: _Wish, verb: str) -> Workload:
+    _refuse_what_never_starts(actor, wish, now)
     with transaction.atomic():
         with _taken():
             workload = engine.queue_workload(owner=actor, now=now, **_columns(wish))
@@ -585,6 +589,42 @@ def _submit(*, actor: User, via: str, now: datetime, wish: _Wish, verb: str) -> 
             workspace_origin(workload, now)
         audit.record(actor=actor, via=via, now=now, verb=verb, target=workload, after=audit.facts(workload, *TOLD))
     return workload
+
+
+def _refuse_what_never_starts(actor: User, wish: _Wish, now: datetime) -> None:
+    """Raises Invalid where it would wait for ever. What its team may be granted yet is taken: see ``warning_of``."""
+    never = _never(now, owner=actor, **_columns(wish))
+    if never is not None and not never.may_be_granted:
+        field = _field_at_fault(never)
+        raise Invalid({field: wording.never_starts(never.code, never.numbers, actor)}, {field: never.numbers.get("need")})
+
+
+def warning_of(workload: Workload, viewer: User, now: datetime) -> str:
+    """What a person should know who submitted this just now: that it does not start before its team is granted more. Else empty."""
+    names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
+    never = _never(now, **{name: getattr(workload, name) for name in (*names, *AskFields.__dataclass_fields__)})
+    return "" if never is None else wording.never_starts(never.code, never.numbers, viewer)
+
+
+def _never(now: datetime, **columns: Any) -> engine.Never | None:
+    """Planned for; what was asked a moment ago is not planned for again, so that many alike are submitted fast."""
+    asked = {name: str(value) for name, value in columns.items() if name in AskFields.__dataclass_fields__}
+    rows = [getattr(columns[name], "pk", None) for name in ("pool", "project", "owner", "reservation")]
+    facts = [columns["preemptible"], columns["priority"], columns["max_runtime_seconds"], *sorted(asked.items())]
+    question = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
+    return kept(("never", question), now, lambda: engine.never_starts(now=now, **columns))
+
+
+def _field_at_fault(never: engine.Never) -> str:
+    """The field that has to change."""
+    numbers = never.numbers
+    if numbers.get("hosts_with_labels") == 0:
+        return "labels_required"
+    if never.code == Code.NO_SUCH_HARDWARE:
+        return "min_compute_capability" if numbers.get("min_compute_capability") else "models"
+    if never.code == Code.TOO_BIG_FOR_ANY_HOST and numbers.get("largest", 0) >= numbers.get("units", 0):
+        return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
+    return "units"
 
 
 @contextmanager
@@ -625,6 +665,8 @@ def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
     longest = None if price is None else rounded(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+    if answer["code"] == Code.DEPENDENCY and wish.after:
+        answer["numbers"]["condition"] = _first_awaited(wish, answer["numbers"])
     return {
         **answer,
         "gpus": gpus,
@@ -633,6 +675,12 @@ def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
         "currency": money.currency(),
         "wish": _wish_in_words(wish, answer, now),
     }
+
+
+def _first_awaited(wish: _Wish, numbers: dict[str, Any]) -> str:
+    """How that has to end which the reason names."""
+    sort, pk = (JobArray, numbers["array"]) if "array" in numbers else (Workload, numbers.get("workload"))
+    return next((condition for condition, on in wish.after if isinstance(on, sort) and on.pk == pk), "")
 
 
 def _wish_in_words(wish: _Wish, answer: dict[str, Any], now: datetime) -> str:

@@ -18,7 +18,7 @@ from portal import policy
 from portal.models import Submission, Template, User
 from portal.selectors.work import RELATED
 from portal.services import reservations, series, workloads
-from portal.web import ask_preview
+from portal.web import ask_preview, work_actions
 from portal.web.access import signed_in, viewer
 from portal.web.ask_forms import (
     KINDS,
@@ -94,7 +94,7 @@ def answer(request: HttpRequest, kind: str) -> HttpResponse:
     request.session[REMEMBERED] = {
         k: v for k, v in request.POST.items() if k in form.fields and k not in NOT_REMEMBERED
     }
-    return _after(request, made)
+    return _after(request, made, now)
 
 
 def _carry_out(
@@ -115,7 +115,9 @@ def _carry_out(
     return form.carry_out(workloads.submit_job, actor=user, now=now, **form.for_job())
 
 
-def _after(request: HttpRequest, made: Submission | Reservation | Series | JobArray | Workload) -> HttpResponse:
+def _after(
+    request: HttpRequest, made: Submission | Reservation | Series | JobArray | Workload, now: datetime
+) -> HttpResponse:
     if isinstance(made, Submission):
         messages.info(
             request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
@@ -129,10 +131,12 @@ def _after(request: HttpRequest, made: Submission | Reservation | Series | JobAr
         return redirect("reservation", public_id=first.public_id)
     if isinstance(made, JobArray):
         messages.success(request, f"{made.name} is queued: {made.tasks.count()} tasks.")
+        work_actions.warn(request, made.tasks.order_by("pk")[0], now)
         return redirect("array", public_id=made.public_id)
     if isinstance(made, Reservation):
         messages.success(request, f"{made.name} is reserved.")
         return redirect("reservation", public_id=made.public_id)
+    work_actions.warn(request, made, now)
     if made.kind == "notebook":
         return redirect(f"{reverse('notebook', args=[made.public_id])}?open=1")
     messages.success(request, f"{made.name} is queued.")

@@ -10,10 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from portal import wording
-from portal.asking import asking
+from portal import same_request, wording
 from portal.errors import AskedTooMuch, Conflict, Invalid, NotAllowed, ServiceError
 from portal.models import User
+from portal.questions import asking
 from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, series, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
@@ -208,6 +208,9 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     }
     if answer["wish"]:
         context["warnings"] = [{"text": answer["wish"]}]
+    if answer["never"]:
+        text = wording.never_starts(answer["never"].code, answer["never"].numbers, user)
+        return context | ({"warnings": [{"text": text}]} if answer["never"].may_be_granted else {"blocks": [{"text": text}]})
     if not answer["starts_now"] and answer["expected_start"] is None:
         context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
     return context
@@ -350,7 +353,7 @@ def same_elsewhere(form: AskForm) -> Same:
         in_words = given | {"after": [f"{each['condition']}:{each.get('array') or each['workload']}" for each in given["after"]]}
     if "max_runtime_seconds" in given:
         in_words = in_words | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
-    return Same(wording.cli_line(verb, in_words), wording.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+    return Same(same_request.cli_line(verb, in_words), same_request.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
 
 
 def _given(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
                 "mark": line.guaranteed,
             }
         )
-    return {"team": panel.team, "quotas": quotas, "budget": _budget(panel, currency, now)}
+    borrows = any(line.borrowed for line in panel.lines)
+    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "budget": _budget(panel, currency, now)}
 
 
 def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:
@@ -245,7 +246,7 @@ def _operations(user: User, now: datetime) -> dict[str, Any] | None:
                 "row": row,
                 "url": reverse("why", args=[row.public_id]),
                 "waits": duration(now - row.queued_at),
-                "reason": wording.reason(row.reason_code, row.reason_numbers, user),
+                "reason": wording.why_waits(row, user),
             }
             for row in found.waiting
         ],

@@ -169,7 +169,7 @@ def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, 
     """The buttons of a workload, by its state. Who may not press one is told by the service; here others' work gets none."""
     workload = piece.workload
     if workload.state == WorkloadState.ENDED:
-        return [{"label": "Relaunch", "url": _verb(workload, "relaunch"), "small": small}]
+        return [{"label": "Launch again", "url": _verb(workload, "relaunch"), "small": small}]
     mine = workload.owner_id == user.pk
     found: list[dict[str, Any]] = []
     ready = piece.run is not None and piece.run.ready_at is not None
@@ -257,11 +257,13 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
         "expected": wording.likely_start(workload.expected_start, piece.likely, now),
         "why": " ".join(filter(None, (_why_it_waits(workload, user), late(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
+        # What has no place in the line is not behind anybody.
+        "why_label": "Why them, not me?" if workload.position else "Why, and what would help?",
     }
 
 
 def _why_it_waits(workload: Workload, user: User) -> str:
-    said = wording.reason(workload.reason_code, workload.reason_numbers, user)
+    said = wording.why_waits(workload, user)
     return said or "The engine has not looked at it yet."
 
 
@@ -340,7 +342,17 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
             "warn": True,
             "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it.",
         }
+    if workload.state == WorkloadState.RUNNING and piece.borrows is not None:
+        return {"text": borrowed(piece)}
     return None
+
+
+def borrowed(piece: Piece) -> str:
+    """That its team holds more than it is guaranteed, so that this may have to make room; empty where that is not so."""
+    line = piece.borrows
+    if line is None:
+        return ""
+    return wording.borrows(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
 
 
 def _why_it_goes(piece: Piece, user: User) -> str:

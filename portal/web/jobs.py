@@ -59,10 +59,12 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return workloads_csv("jobs", rows, now)
     page = page_of(request, ordered(arrays.one_line_each(chosen), request.GET.get("sort", "")))
+    drawn = rows_of(work.pieces(page.object_list, now), user, currency_of(request), now, in_one_line=True)
     context = {
         "filters": filters,
         "page": page,
-        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now, in_one_line=True),
+        "rows": drawn,
+        "borrowing": borrowing(drawn),
         "kind": "job",
         "may_launch": policy.launchable_projects(user).exists(),
     }
@@ -80,12 +82,14 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     filters = WorkloadFilters(request.GET)
     tasks = filters.apply(work.listed(user, WorkloadKind.JOB).filter(array=row), user)
     page = page_of(request, tasks.order_by("array_index", "pk"))
+    drawn = rows_of(work.pieces(page.object_list, now), user, currency_of(request), now)
     context = {
         "array": row,
         "counts": arrays.in_words(row),
         "filters": filters,
         "page": page,
-        "rows": rows_of(work.pieces(page.object_list, now), user, currency_of(request), now),
+        "rows": drawn,
+        "borrowing": borrowing(drawn),
         "kind": "task",
         "cancel_url": reverse("array-cancel", args=[row.public_id]),
         "may_cancel": row.waiting + row.running > 0 and policy.may(user, "workload.change", row),
@@ -471,6 +475,11 @@ def rows_of(
     return rows
 
 
+def borrowing(rows: list[dict[str, Any]]) -> list[str]:
+    """What the tags of borrowed work mean, each sentence once."""
+    return list(dict.fromkeys(row["borrowed"] for row in rows if row["borrowed"]))
+
+
 def _row(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, Any]:
     workload = piece.workload
     state = home_cards.shown_state(workload)
@@ -481,6 +490,7 @@ def _row(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, An
         "word": home_cards.state_word(piece, user) if state != "idle" else "Idle",
         "what": home_cards.holds(piece.held or piece.had) or home_cards.asked(workload),
         "where": home_cards.where(piece.held),
+        "borrowed": home_cards.borrowed(piece),
         "simulated": piece.simulated,
         "use_text": percent(piece.use.latest) if piece.held else "",
         "time": _time_of(piece, now),
@@ -501,6 +511,7 @@ def _array_row(whole: arrays.Whole, piece: Piece, currency: str, now: datetime) 
         "word": wording.array_state(row),
         "what": held or f"{home_cards.asked(piece.workload)}, each task",
         "where": "in all" if held else "",
+        "borrowed": home_cards.borrowed(piece),
         "simulated": piece.simulated or whole.simulated,
         "use_text": percent(whole.use) if held else "",
         "time": _time_of_array(row, now),

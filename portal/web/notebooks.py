@@ -22,7 +22,7 @@ from portal.models import Template, User
 from portal.selectors import free, work
 from portal.services import workloads as verbs
 from portal.templatetags.gpupool import duration, gpu_model, money
-from portal.web import home_cards, jobs, live
+from portal.web import home_cards, jobs, live, work_actions
 from portal.web.access import signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
@@ -149,6 +149,7 @@ def launch(request: HttpRequest) -> HttpResponse:
             request.session[REMEMBERED] = {
                 name: value for name, value in form.data.items() if name in form.fields and name != "name"
             }
+            work_actions.warn(request, workload, now)
             return redirect(f"{reverse('notebook', args=[workload.public_id])}?open=1")
     else:
         form = LaunchForm(initial=_initial(request, user), **made)

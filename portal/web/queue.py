@@ -14,9 +14,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy, wording
-from portal.asking import asking
 from portal.errors import AskedTooMuch
 from portal.models import User
+from portal.questions import asking
 from portal.selectors import queue as reads
 from portal.selectors import starts
 from portal.selectors.work import filtered_by_words
@@ -153,9 +153,11 @@ def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "url": home_cards.page_of(workload),
         "asked": home_cards.asked(workload),
         "is_waiting": workload.state == WorkloadState.QUEUED,
-        "expected": wording.likely_start(workload.expected_start, found.starts.likely(workload), now),
-        "record": wording.past_starts(found.starts.past(workload.pool_id)),
-        "reason": wording.reason(workload.reason_code, workload.reason_numbers, user),
+        "expected": _expected(workload, found, now),
+        "record": wording.past_starts(found.starts.past(workload.pool_id)) if workload.expected_start else "",
+        "reason": wording.never_starts(found.never.code, found.never.numbers, user)
+        if found.never
+        else wording.why_waits(workload, user),
         "detail": detail(workload, found, user, now),
     }
     return live.page(
@@ -166,6 +168,12 @@ def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         topics=[f"workload:{workload.public_id}", "queue"],
         now=now,
     )
+
+
+def _expected(workload: Workload, found: reads.Why, now: datetime) -> str:
+    if found.never is None:
+        return wording.likely_start(workload.expected_start, found.starts.likely(workload), now)
+    return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"
 
 
 @signed_in
@@ -183,6 +191,7 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
             _side("Yours" if mine.owner_id == user.pk else "This one", mine, now),
         ],
         "rule": wording.why_first(found.rule, found.numbers) if found else "",
+        "not_compared": "" if found else wording.not_compared(mine, theirs),
         "without": wording.without_the_other(
             mine.name,
             theirs.name,
@@ -224,7 +233,9 @@ def detail(workload: Workload, found: reads.Why, user: User, now: datetime) -> d
         "sooner": alternatives(workload, found.sooner, now),
         "windows": [_another_time(other) for other in found.windows],
         "window_needs": _window_needs(found.windows),
-        "fairness": fairness_rows(found.fairness),
+        # Who gets how much is no answer to what nobody's share stands in the way of.
+        "fairness": [] if found.never and not found.never.may_be_granted else fairness_rows(found.fairness),
+        "them": bool(found.blockers or found.ahead or found.ahead_more),
         "half_life": duration(workload.pool.half_life_seconds),
     }
 
@@ -285,7 +296,7 @@ def _row(
         "expected": wording.likely_start(workload.expected_start, told.likely(workload), now, short=True),
         "unknown": workload.expected_start is None,
         "waits": duration(now - workload.queued_at),
-        "reason": wording.reason(workload.reason_code, workload.reason_numbers, user) or "Not looked at yet.",
+        "reason": wording.why_waits(workload, user) or "Not looked at yet.",
         "state": home_cards.shown_state(workload),
         "detail": _detail(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 
 from django.contrib import messages
 from django.db.models import Q
@@ -20,6 +21,13 @@ from portal.web.home_cards import page_of
 from scheduler.models import Dependency, Workload
 
 MOST_HOURS = 24 * 366
+
+
+def warn(request: HttpRequest, workload: Workload, now: datetime) -> None:
+    """Tell a person who submitted it what it waits for that no end of other work brings."""
+    warning = verbs.warning_of(workload, viewer(request), now)
+    if warning:
+        messages.warning(request, warning)
 
 
 def workload_of(request: HttpRequest, public_id: uuid.UUID) -> Workload:

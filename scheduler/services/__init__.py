@@ -32,7 +32,7 @@ from scheduler.services.hosts import (
     take_out_gpu,
     trip_host,
 )
-from scheduler.services.previews import preview_workload
+from scheduler.services.previews import Never, never_starts, never_starts_of, preview_workload
 from scheduler.services.quotas import change_quota, guarantee_room
 from scheduler.services.refused import Refused
 from scheduler.services.reservations import (
@@ -62,6 +62,7 @@ from scheduler.services.workloads import (
 
 __all__ = [
     "Credential",
+    "Never",
     "Refused",
     "add_host",
     "cancel_array",
@@ -87,6 +88,8 @@ __all__ = [
     "locked_reservation",
     "move_reservation",
     "never_met",
+    "never_starts",
+    "never_starts_of",
     "challenge_for_old",
     "due_challenge",
     "note_refused_agent",

@@ -14,6 +14,7 @@ from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, gpus_of, name_field, number_map, slug_field
 from portal.selectors import starts
 from portal.selectors.starts import Likely, Starts
+from portal.services import workloads
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
@@ -72,7 +73,7 @@ class WorkloadShape(Ser):
 
     def get_reason(self, workload: Workload) -> str:
         """In words."""
-        return wording.reason(workload.reason_code, workload.reason_numbers, self.context.get("user"))
+        return wording.why_waits(workload, self.context.get("user"))
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
@@ -339,6 +340,14 @@ class PastStartsShape(Ser):
         return wording.past_starts(past)
 
 
+class Submitted(WorkloadShape):
+    warning = serializers.SerializerMethodField(help_text="why it will not start before somebody grants more; else empty")
+
+    def get_warning(self, workload: Workload) -> str:
+        """In words."""
+        return workloads.warning_of(workload, self.context["user"], self.context["now"])
+
+
 class PreviewShape(Ser):
     starts_now = serializers.BooleanField()
     code = serializers.CharField()
@@ -348,6 +357,8 @@ class PreviewShape(Ser):
     likely_from = serializers.SerializerMethodField(help_text="null while too little is known of past starts")
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
     sooner = serializers.SerializerMethodField(help_text="other ways to ask that would start sooner")
+    never_starts = serializers.SerializerMethodField(help_text="whatever ends; submitting it is refused unless more may be granted")
+    may_be_granted = serializers.SerializerMethodField(help_text="it never starts unless its team is granted more")
     gpus = serializers.FloatField()
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
@@ -363,6 +374,14 @@ class PreviewShape(Ser):
     def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
         """The upper end of that range."""
         return answer["likely"][1] if answer["likely"] else None
+
+    def get_never_starts(self, answer: dict[str, Any]) -> bool:
+        """The sentence says why."""
+        return answer["never"] is not None
+
+    def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
+        """Then it is queued all the same."""
+        return answer["never"] is not None and answer["never"].may_be_granted
 
     @extend_schema_field(AnotherWay(many=True))
     def get_sooner(self, answer: dict[str, Any]) -> list[dict[str, Any]]:

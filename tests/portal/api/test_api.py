@@ -14,6 +14,7 @@ from portal.models import ApiToken, AuditEvent, Submission
 from scheduler import logs
 from scheduler.models import Decision, Pool, Reservation, Run, Workload
 from tests.portal.api.conftest import Client
+from tests.portal.web.work_samples import reserve
 from tests.world import H100, World
 
 JOB = {
@@ -279,6 +280,17 @@ def test_a_small_reservation_is_confirmed_and_a_large_one_waits(today_world: Wor
     place = f"/api/v1/reservations/{made.json()['reservation']['id']}/"
     assert client_of(today_world.language.member).get(place).status_code == 404
     assert client.post(f"{place}cancel/", {}).json()["state"] == "cancelled"
+
+
+def test_the_next_reservation_is_listed_first_and_those_that_are_over_last(today_world: World, client_of: Client) -> None:
+    for name, hours, state in (
+        ("long ago", -50, "ended"), ("far", 90, "confirmed"), ("next", 3, "confirmed"), ("given up", 1, "cancelled"),
+        ("yesterday", -20, "ended"), ("soon", 20, "confirmed"),
+    ):  # fmt: skip
+        row = reserve(today_world, today_world.vision, name, hours=hours, length=2)
+        Reservation.objects.filter(pk=row.pk).update(state=state)
+    found = client_of(today_world.vision.member).get("/api/v1/reservations/").json()["results"]
+    assert [row["name"] for row in found] == ["next", "soon", "far", "given up", "yesterday", "long ago"]
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,8 @@ def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
     cycle(world)
     second.refresh_from_db()
     assert (second.state, second.reason_code) == ("queued", Code.DEPENDENCY)
-    assert (
-        wording.reason(second.reason_code, second.reason_numbers, world.vision.member) == "It waits for train to end."
-    )
+    how = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}[condition]
+    assert wording.why_waits(second, world.vision.member) == f"It waits for train to {how}."
     end(first, outcome)
     cycle(world)
     second.refresh_from_db()
@@ -259,10 +258,9 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     cycle(world)
     waits.refresh_from_db()
     assert (waits.state, waits.reason_code) == ("queued", "dependency")
-    said = wording.reason(waits.reason_code, waits.reason_numbers, world.vision.member)
-    assert said == "It waits for every task of sweep to end."
-    stranger = wording.reason(waits.reason_code, waits.reason_numbers, world.language.member)
-    assert stranger == "It waits for every task of an array to end."
+    how = {"ok": "finish well", "any": "end", "not_ok": "end, not all of them well"}[condition]
+    assert wording.why_waits(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
+    assert wording.why_waits(waits, world.language.member) == f"It waits for every task of an array to {how}."
     first, second = sweep.tasks.order_by("array_index")
     end(first, outcomes[0])
     if outcomes[0] == "finished":

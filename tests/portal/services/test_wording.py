@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from portal import wording
+from portal import same_request, wording
 from portal.services import workloads
 from scheduler.core.reasons import Code
 from tests.world import H100, World
@@ -68,7 +68,7 @@ def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
 
 def test_sentences_say_the_numbers() -> None:
     said = wording.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
-    assert "8 GPUs" in said and "2 GPUs" in said and H100 in said
+    assert "8 GPUs" in said and "2 GPUs" in said and "H100 80GB" in said
     said = wording.reason("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
     assert "10 GPUs on one host, the largest has 8" in said
     assert "exit code 2" in wording.reason("failed", {"exit_code": 2})
@@ -148,7 +148,7 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
         "why": "it's due",
         "nvlink": False,
     }
-    line = wording.cli_line("request_reservation", given)
+    line = same_request.cli_line("request_reservation", given)
     assert shlex.split(line) == [
         "gpupool",
         "reservation",
@@ -166,7 +166,7 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
         "--why",
         "it's due",
     ]
-    call = wording.api_call("request_reservation", given, base="http://localhost:8000")
+    call = same_request.api_call("request_reservation", given, base="http://localhost:8000")
     assert "http://localhost:8000/api/v1/reservations/" in call and '"units": 2' in call and "$GPUPOOL_TOKEN" in call
 
 
@@ -174,6 +174,6 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
     "command", ["echo hi", "echo hi && rm -rf x", "a 'b' c", 'say "x"', "trailing\\", "$(date)", "a\nb"]
 )
 def test_a_command_survives_the_shell_it_is_pasted_into(command: str) -> None:
-    words = shlex.split(wording.cli_line("submit_job", {"name": "x", "command": command}))
+    words = shlex.split(same_request.cli_line("submit_job", {"name": "x", "command": command}))
     after = words[words.index("--") + 1 :]
     assert " ".join(after) == command

@@ -11,7 +11,7 @@ from django.urls import reverse
 from redis.exceptions import RedisError
 from rest_framework.test import APIClient
 
-from portal import asking
+from portal import questions
 from portal.errors import AskedTooMuch
 from portal.selectors import queue as reads
 from portal.services import people
@@ -33,28 +33,28 @@ def nothing_is_kept() -> None:
 def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "MOST_MS", 2 * asking.EXPECTED_MS)
+    monkeypatch.setattr(questions, "MOST_MS", 2 * questions.EXPECTED_MS)
     now, member = world.now.replace(second=20), world.vision.member
-    with asking.asking(member, now), asking.asking(member, now):
+    with questions.asking(member, now), questions.asking(member, now):
         pass  # one question, however many parts it has
-    with asking.asking(member, now):
-        asking._count(f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * asking.EXPECTED_MS)  # it took so long
-    with pytest.raises(AskedTooMuch) as refused, asking.asking(member, now):
+    with questions.asking(member, now):
+        questions._count(f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * questions.EXPECTED_MS)  # it took so long
+    with pytest.raises(AskedTooMuch) as refused, questions.asking(member, now):
         raise AssertionError("it is not answered")
     assert refused.value.wait == 40
-    with asking.asking(world.language.member, now):
+    with questions.asking(world.language.member, now):
         pass  # others are answered
-    with asking.asking(member, now + timedelta(seconds=40)):
+    with questions.asking(member, now + timedelta(seconds=40)):
         pass
 
 
 def test_many_questions_at_once_are_not_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MOST_MS", asking.EXPECTED_MS)
-    with asking.asking(world.vision.member, world.now):
-        token = asking._answering.set(False)  # another thread's
-        with pytest.raises(AskedTooMuch), asking.asking(world.vision.member, world.now):
+    monkeypatch.setattr(questions, "MOST_MS", questions.EXPECTED_MS)
+    with questions.asking(world.vision.member, world.now):
+        token = questions._answering.set(False)  # another thread's
+        with pytest.raises(AskedTooMuch), questions.asking(world.vision.member, world.now):
             pass
-        asking._answering.reset(token)
+        questions._answering.reset(token)
 
 
 def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
     other.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     with time_machine.travel(now, tick=False):
         assert client.get(reverse("why", args=[mine.public_id])).status_code == 200
-        monkeypatch.setattr(asking, "MOST_MS", 0)
+        monkeypatch.setattr(questions, "MOST_MS", 0)
         for name, arguments in (("why", [mine.public_id]), ("fairness", ["shared"]), ("sooner", [mine.public_id])):
             page = client.get(reverse(name, args=arguments))
             assert page.status_code == 429 and page.headers["Retry-After"] == "60", name
@@ -87,7 +87,7 @@ def test_a_request_is_taken_although_its_preview_is_refused(world: World, monkey
         "hosts": "1",
     }  # fmt: skip
     client = signed_in(world.vision.member)
-    monkeypatch.setattr(asking, "MOST_MS", 0)
+    monkeypatch.setattr(questions, "MOST_MS", 0)
     with time_machine.travel(world.now, tick=False):
         preview = client.post(reverse("ask-preview"), data)
         assert preview.status_code == 200 and "in 60 seconds" in preview.content.decode()
@@ -106,7 +106,7 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
     monkeypatch.setattr(engine, "fairness", counted)
     rows = [reads.fairness(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
-    reads.fairness(world.shared, (), world.now + timedelta(seconds=asking.KEPT_SECONDS))
+    reads.fairness(world.shared, (), world.now + timedelta(seconds=questions.KEPT_SECONDS))
     assert len(asked) == 2
 
 
@@ -118,7 +118,7 @@ def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch
 
     for name in ("get", "set", "add", "incr"):
         monkeypatch.setattr(cache, name, away)
-    with asking.asking(world.vision.member, world.now):
+    with questions.asking(world.vision.member, world.now):
         assert reads.fairness(world.shared, (), world.now)
         assert reads.sooner_known(mine) is None
         assert reads.sooner(mine, world.now) == reads.sooner(mine, world.now)

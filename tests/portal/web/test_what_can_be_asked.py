@@ -89,7 +89,7 @@ def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> Non
     client = signed_in(world.vision.member)
     first = queue_job(world, world.vision, "train")
     data = ask_data(world, kind="job", name="evaluate", command="true", after=str(first.public_id), after_how="ok")
-    assert "It waits for train to end." in client.post(reverse("ask-preview"), data).content.decode()
+    assert "It waits for train to finish well." in client.post(reverse("ask-preview"), data).content.decode()
     assert client.post(reverse("ask"), data).status_code == 302
     second = Workload.objects.get(name="evaluate")
     assert "train has finished" in client.get(reverse("job", args=[second.public_id])).content.decode()
@@ -143,7 +143,7 @@ def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
     assert "sweep, all tasks" in client.get(reverse("ask")).content.decode()
     data = ask_data(world, kind="job", name="collect", command="true", after=str(whole.public_id), after_how="ok")
     preview = client.post(reverse("ask-preview"), data).content.decode()
-    assert "It waits for every task of sweep to end." in preview
+    assert "It waits for every task of sweep to finish well." in preview
     assert f"--after ok:{whole.public_id}" in preview and "&quot;array&quot;" in preview
     assert client.post(reverse("ask"), data).status_code == 302
     collect = Workload.objects.get(name="collect")
@@ -175,3 +175,21 @@ def test_a_team_reads_what_it_used_of_its_gpu_hours(world: World) -> None:
     assert "0 of 500 used this week" in client.get(address).content.decode()
     form = client.get(reverse("quota-change", args=["vision"])).content.decode()
     assert "GPU-hours" in form and "It only borrows until the period is over" in form
+
+
+def test_who_runs_on_borrowed_gpus_is_told_so_where_the_work_stands(world: World) -> None:
+    """By the card, the list and the page of the work, and only while its team holds more than it is guaranteed."""
+    client = signed_in(world.robotics.member)
+    job = run_job(world, world.robotics, "sweep", host="alpha", gpus=[0, 1])
+    fixed = run_job(world, world.robotics, "lab", host="alpha", gpus=[6], kind="notebook")
+    pages = [reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])]
+    Workload.objects.filter(pk=fixed.pk).update(owner=world.robotics.lead)
+    said = "holds 3 × H100 80GB, 1 of them borrowed: it is guaranteed 2"
+    for page in pages:
+        assert said in client.get(page).content.decode(), page
+    assert "What is borrowed may be called back" in client.get(pages[0]).content.decode()
+    notebook = client.get(reverse("notebook", args=[fixed.public_id])).content.decode()
+    assert said not in notebook, "it is not preemptible, so nobody calls it back"
+    Workload.objects.filter(pk=job.pk).update(preemptible=False)
+    for page in pages:
+        assert said not in client.get(page).content.decode(), page

@@ -120,7 +120,10 @@ def test_what_no_longer_waits_is_said_not_to_be_comparable(world: World) -> None
     runs = full(world)
     mine = waits(world, world.vision, "mine")
     services.cancel_workload(mine, now=world.now + 2 * MINUTE)
-    assert "can't be compared" in page(world, mine, runs[0])
+    assert "mine has ended (taken back), so it waits for nobody any more." in page(world, mine, runs[0])
+    assert f"{runs[0].name} has its GPUs: nobody goes before it." in page(world, runs[0], mine)
+    again = waits(world, world.vision, "again")
+    assert "mine has ended (taken back), so it is not before again any more." in page(world, again, mine)
 
 
 def past(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:

@@ -1,0 +1,101 @@
+"""An ask that could never start is refused in words; one that needs more quota is taken with a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from portal.errors import Invalid
+from portal.services import workloads
+from scheduler import engine
+from scheduler.models import Host, JobArray, Pool, Quota, Workload
+from tests.portal.web.test_work_pages import ask_data
+from tests.portal.web.work_samples import queue_job, signed_in
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+
+def submit(world: World, **changes: Any) -> Workload:
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "train",
+        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
+    }  # fmt: skip
+    return workloads.submit_job(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        ({"units": 9}, "units", "it asks for 9 GPUs on one host, the largest has 8"),
+        ({"labels_required": {"rack": "nowhere"}}, "labels_required", "No host of this pool has the labels it asks for"),
+        ({"min_compute_capability": 999}, "min_compute_capability", "compute capability 99.9"),
+        ({"hosts": 5, "units": 1, "models": []}, "hosts", "fewer than 5 hosts"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_beside_the_field_that_has_to_change(
+    world: World, asked: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(Invalid) as refused:
+        submit(world, **asked)
+    assert words in refused.value.fields[field]
+    with pytest.raises(Invalid):
+        workloads.submit_array(
+            **{"actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "sweep",
+               "command": "true", "units": 1, "models": [H100], "now": world.now, "array": "0-3", **asked}
+        )  # fmt: skip
+    assert not Workload.objects.exists() and not JobArray.objects.exists()
+
+
+def test_a_cap_on_a_person_below_the_ask_is_told_with_both_numbers(world: World) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
+    world.shared.refresh_from_db()
+    with pytest.raises(Invalid) as refused:
+        submit(world, units=4)
+    assert "One person may hold at most 2 GPUs in this pool, and this needs 4 GPUs" in refused.value.fields["units"]
+
+
+def test_what_only_waits_is_taken_also_in_a_closed_pool(world: World) -> None:
+    Host.objects.update(admin_state="cordoned")
+    assert submit(world, units=8).state == "queued"
+
+
+def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: World) -> None:
+    Quota.objects.filter(team=world.vision.team, model=H100).update(guaranteed_slots=2 * 840, borrow_limit_slots=840)
+    made = submit(world, units=4)
+    said = workloads.warning_of(made, world.vision.member, world.now)
+    assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
+    client = signed_in(world.vision.member)
+    data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
+    preview = client.post(reverse("ask-preview"), data).content.decode()
+    assert "Its team may hold 3 GPUs" in preview and "Not possible as asked" not in preview
+    page = client.post(reverse("ask"), data, follow=True).content.decode()
+    assert "big is queued" in page and "Its team may hold 3 GPUs" in page
+    answer = client.post(
+        "/api/v1/jobs/",
+        {"project": f"{world.vision.team.slug}/{world.vision.project.slug}", "pool": world.shared.slug, "name": "api",
+         "command": "true", "units": 4, "models": [H100]},
+        content_type="application/json",
+    )  # fmt: skip
+    assert answer.status_code == 201 and "Its team may hold 3 GPUs" in answer.json()["warning"]
+
+
+def test_the_form_says_so_before_it_is_sent(world: World) -> None:
+    data = ask_data(world, kind="job", name="big", command="true", count="other", units_other="9")
+    preview = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
+    assert "No host is big enough: it asks for 9 GPUs on one host, the largest has 8" in preview
+    assert "Not possible as asked" in preview
+    assert "Of the last" not in preview
+    sent = signed_in(world.vision.member).post(reverse("ask"), data)
+    assert sent.status_code == 400 and "No host is big enough" in sent.content.decode()
+
+
+def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_it_to_a_start(world: World) -> None:
+    made = queue_job(world, world.vision, "hopeless", units=9)
+    engine.cycle("test", world.now)
+    page = signed_in(world.vision.member).get(reverse("why", args=[made.public_id])).content.decode()
+    assert "never, as it is asked for" in page and "No host is big enough" in page
+    for absent in ("Why them", "Who gets how much", "expected start", "past starts"):
+        assert absent not in page, absent
