@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from django.contrib.auth import get_user_model
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
 from benchmarks.virtual.machine import Habits, Machine, machines_instead_of_this_one
 from benchmarks.virtual.promises import Promises
@@ -42,6 +42,10 @@ MISTAKES = (
 )  # fmt: skip
 
 
+class Enough(Exception):
+    """Whoever watches has seen what they wanted to see."""
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """What became of one seed."""
@@ -53,11 +57,14 @@ class Course:
     story: list[str]
 
 
+Watch = Callable[["World"], bool]
+
+
 class World:
     """Everything that is, and the one source of chance."""
 
-    def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self.seed, self.loop = seed, loop
+    def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, enough: Watch) -> None:
+        self.seed, self.loop, self.enough = seed, loop, enough
         self.dice = random.Random(seed)
         self.epoch = START.timestamp()
         self.timeline = Timeline()
@@ -94,7 +101,8 @@ class World:
             stack.enter_context(mock.patch.object(os, "urandom", self.dice.randbytes))
             try:
                 self._settle_in()
-                self._course()
+                with contextlib.suppress(Enough):
+                    self._course()
             except MISTAKES:
                 self.promises.broken(f"it fell over: {traceback.format_exc(limit=-6)}")
             finally:
@@ -133,14 +141,19 @@ class World:
         timeline = self.timeline
         self._plan_people()
         self._plan_trouble()
-        timeline.run(TROUBLED_SECONDS, self.promises.look)
+        timeline.run(TROUBLED_SECONDS, self._look)
         self._calm_down()
-        timeline.run(timeline.now + CALM_SECONDS, self.promises.look)
+        timeline.run(timeline.now + CALM_SECONDS, self._look)
         self.site.give_everything_back()
         over = timeline.now + EMPTY_SECONDS
         while timeline.now < over and any(self.promises.left()):  # once nothing is left, nothing can come any more
-            timeline.run(timeline.now + 1.0, self.promises.look)
+            timeline.run(timeline.now + 1.0, self._look)
         self.promises.in_the_end()
+
+    def _look(self) -> None:
+        self.promises.look()
+        if self.enough(self):
+            raise Enough
 
     def _plan_people(self) -> None:
         for _ in range(6):
@@ -282,16 +295,23 @@ class World:
 @contextlib.contextmanager
 def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
+        with connection.cursor() as cursor:  # all of it is one transaction, and a busy machine may let it wait
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield
         transaction.set_rollback(True)
 
 
-def live(seed: int) -> Course:
-    """The course of one seed. The database of the environment is as it was before."""
+def to_its_end(_: World) -> bool:
+    """Watch all of a course."""
+    return False
+
+
+def live(seed: int, enough: Watch = to_its_end) -> Course:
+    """The course of one seed, up to the step after which ``enough`` says so. The database of the environment is left as it was."""
     memory = Path("/dev/shm")
     loop = asyncio.new_event_loop()
     try:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-            return World(seed, Path(folder), loop).live()
+            return World(seed, Path(folder), loop, enough).live()
     finally:
         loop.close()
