@@ -1,7 +1,8 @@
 """The circuit breaker of hosts: one on which attempts of different workloads keep failing takes no new work.
 
 The rule ``breaker:attempts`` says how many within which time, and what is done. What points at the workload is no evidence against
-its host: one that failed likewise on another host, several tasks of one array, several failing programs of one person.
+its host: one that failed likewise on another host, several tasks of one array, several programs or starts of one person, who may
+have broken what all of them need (an environment, a home that is full, a file that is gone).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _failing_everywhere(failed: Iterable[Run]) -> set[int]:
 
 def _source(run: Run) -> tuple[str, int]:
     """Attempts with the same one count as one."""
-    if run.outcome == Code.FAILED:
+    if run.outcome in (Code.FAILED, Code.START_FAILED):
         return "owner", run.workload.owner_id
     if run.workload.array_id is not None:
         return "array", run.workload.array_id

@@ -17,10 +17,11 @@ pytestmark = pytest.mark.django_db
 
 
 def fails(
-    world: World, team: TeamOfWorld, outcome: str, *, host: str = "alpha", minute: int = 0, work: Any = None
+    world: World, team: TeamOfWorld, outcome: str, *, host: str = "alpha", minute: int = 0, work: Any = None,
+    who: int = 0,
 ) -> Any:
-    """An attempt that began at 9 and failed ``minute`` minutes later."""
-    work = work or workload(world, team)
+    """An attempt that began at 9 and failed ``minute`` minutes later. ``who``: which of its people."""
+    work = work or workload(world, team, owner=[*team.members, team.lead][who])
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute), at(9, minute, 20), end_code=outcome)
     return Run.objects.select_related("workload").get(pk=held.run_id).workload
 
@@ -34,9 +35,9 @@ def look(hour: int = 9, minute: int = 20) -> None:
     health.handle_events(at(hour, minute))
 
 
-def test_three_failed_starts_of_different_workloads_close_the_host_with_the_numbers(world: World) -> None:
+def test_three_failed_starts_of_different_people_close_the_host_with_the_numbers(world: World) -> None:
     for minute in (0, 1, 2):
-        fails(world, world.vision, "start_failed", minute=minute)
+        fails(world, world.vision, "start_failed", minute=minute, who=minute)
     look()
     host = Host.objects.get(name="alpha")
     assert (host.admin_state, host.tripped_at) == ("cordoned", at(9, 20))
@@ -48,8 +49,8 @@ def test_three_failed_starts_of_different_workloads_close_the_host_with_the_numb
 
 def test_two_are_not_enough_and_old_ones_do_not_count(world: World) -> None:
     for minute in (0, 1):
-        fails(world, world.vision, "start_failed", minute=minute)
-    fails(world, world.vision, "start_failed", minute=40)
+        fails(world, world.vision, "start_failed", minute=minute, who=minute)
+    fails(world, world.vision, "start_failed", minute=40, who=2)
     look(9, 41)
     assert not closed()
 
@@ -64,10 +65,21 @@ def test_one_workload_that_fails_again_and_again_counts_once(world: World) -> No
 
 def test_a_workload_that_fails_on_several_hosts_is_not_their_fault(world: World) -> None:
     for minute in (0, 1, 2):
-        work = fails(world, world.vision, "start_failed", minute=minute)
+        work = fails(world, world.vision, "start_failed", minute=minute, who=minute)
         fails(world, world.vision, "start_failed", host="beta", minute=minute + 3, work=work)
     look()
     assert not closed() and not closed("beta")
+
+
+def test_what_one_person_broke_for_all_their_work_closes_no_host(world: World) -> None:
+    for minute in range(9):
+        fails(world, world.vision, "start_failed", minute=minute)
+    look()
+    assert not closed()
+    fails(world, world.vision, "start_failed", minute=10, who=1)
+    fails(world, world.language, "start_failed", minute=11)
+    look()
+    assert closed(), "it is not that person alone"
 
 
 def test_programs_that_fail_at_once_count_per_person(world: World) -> None:
@@ -84,7 +96,7 @@ def test_programs_that_fail_at_once_count_per_person(world: World) -> None:
 def test_an_operator_changes_the_numbers_in_the_table(world: World) -> None:
     HealthRule.objects.filter(code="breaker:attempts").update(repeats=2, window_seconds=600, action="warn")
     for minute in (15, 16):
-        fails(world, world.vision, "start_failed", minute=minute)
+        fails(world, world.vision, "start_failed", minute=minute, who=minute - 15)
     look()
     assert not closed()
     assert HealthEvent.objects.get().action_taken == "warn"
@@ -92,7 +104,7 @@ def test_an_operator_changes_the_numbers_in_the_table(world: World) -> None:
 
 def test_a_host_that_an_operator_returned_begins_anew(world: World) -> None:
     for minute in (0, 1, 2):
-        fails(world, world.vision, "start_failed", minute=minute)
+        fails(world, world.vision, "start_failed", minute=minute, who=minute)
     look()
     host = Host.objects.get(name="alpha")
     assert return_host(host, now=at(9, 22))
@@ -104,7 +116,7 @@ def test_a_host_that_an_operator_returned_begins_anew(world: World) -> None:
 def test_many_hosts_at_once_are_left_to_a_person(world: World) -> None:
     for host in ("alpha", "beta"):
         for minute in (0, 1, 2):
-            fails(world, world.vision, "start_failed", host=host, minute=minute)
+            fails(world, world.vision, "start_failed", host=host, minute=minute, who=minute)
     look()
     assert (closed("alpha"), closed("beta")) == (True, False)
     assert HealthEvent.objects.filter(action_taken="held_back").count() == 1
