@@ -2,7 +2,8 @@
 
 The end of a workload is told when its last process has gone. Here the GPU itself is asked once more: no process on it that was not
 there before the last tenant, and the memory in use no higher than then. What was there before (a monitor, somebody's stray) is not
-the tenant's and keeps nobody waiting; what can't be read says nothing against the unit.
+the tenant's and keeps nobody waiting, nor does a service of the system that was started again; what can't be read says nothing
+against the unit.
 """
 
 from __future__ import annotations
@@ -12,31 +13,43 @@ from pathlib import Path
 
 from agent.meter import GpuProcess
 from agent.protocol import SampleRow
-from agent.state import read_kept, write_json
+from agent.state import StateError, read_kept, write_json
+from agent.strays import is_of_the_system
 
 TOLERANCE_MIB = 256  # what drivers keep or give back by themselves
 
 
 class Clean:
-    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent.
+    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent, not of
+    the host: after a boot nothing of an earlier tenant is left, and the driver may have begun anew with other figures.
 
-    Raises StateError where ``path`` is damaged.
+    Where ``path`` is damaged no unit counts as clean.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._before: dict[str, dict[str, list[int] | int | None]] = read_kept(path) or {}
+    def __init__(self, path: Path, boot: str) -> None:
+        self._path, self._boot = path, boot
+        self._before: dict[str, dict[str, list[int] | int | None]] = {}
+        self._damage = ""
+        try:
+            kept = read_kept(path) or {}
+        except StateError as damage:
+            self._damage = str(damage)
+            return
+        if kept.get("boot_id") == boot:
+            self._before = kept["units"]
 
     def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
         """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now."""
+        if self._damage:
+            return self._damage
         readings = {row.unit: row for row in rows}
         there = list(found)
         for unit in units:
             before, row = self._before.get(unit), readings.get(unit)
             if before is None or row is None:
                 continue
-            pids = sorted({each.pid for each in there if each.unit == unit} - set(_pids(before)))
-            if pids:
+            new = {each.pid for each in there if each.unit == unit} - set(_pids(before))
+            if not all(map(is_of_the_system, new)):
                 return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant
             most = before.get("memory_mib")
             if isinstance(most, int) and row.memory_used_mib is not None and row.memory_used_mib > most + TOLERANCE_MIB:
@@ -51,7 +64,7 @@ class Clean:
             row = readings.get(unit)
             pids = sorted({each.pid for each in there if each.unit == unit})
             self._before[unit] = {"pids": [*pids], "memory_mib": row.memory_used_mib if row else None}
-        write_json(self._path, self._before)
+        write_json(self._path, {"boot_id": self._boot, "units": self._before})
 
 
 def _pids(before: dict[str, list[int] | int | None]) -> list[int]:

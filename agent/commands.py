@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import socket
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from agent.addresses import towards
 from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
-from agent.diagnostics import plant_fault
+from agent.diagnostics import BUILT_IN, plant_fault
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
 from agent.launchers import choose, open_sockets
 from agent.meter import Hardware, Meter
@@ -49,6 +50,7 @@ from agent.tenants import HIGHEST, LOWEST, Range
 WRONG = 2
 FAILED = 1
 LARGEST_XID = 10_000
+DIAGNOSTIC = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}", re.ASCII)
 EDGE_FILE = "edge"  # in the state folder: where this host has joined
 STATE_FOLDER = Path("/var/lib/gpupool-agent")  # of the systemd unit
 
@@ -133,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
     run.add_argument("--prolog", type=_hook, default=None, metavar="PROGRAM", help="of the operator's, before each run starts")
     run.add_argument("--epilog", type=_hook, default=None, metavar="PROGRAM", help="of the operator's, after each run has ended")
+    run.add_argument(
+        "--diagnostic", type=_diagnostic, action="append", default=[], metavar="NAME=COMMAND",
+        help="a diagnostic of the operator's that pools may choose by its name; may be given several times",
+    )  # fmt: skip
     run.add_argument("--hook-seconds", type=_seconds, default=SECONDS, help="how long each may take, 0.1 to 3600")
     _simulation(run)
     run.set_defaults(run=_run)
@@ -203,6 +209,25 @@ def _hook(value: str) -> Path:
         return usable(value)
     except NotUsable as problem:
         raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def _diagnostic(value: str) -> tuple[str, list[str]]:
+    name, _, command = value.partition("=")
+    if not DIAGNOSTIC.fullmatch(name) or name in (*BUILT_IN, "simulated", "operator"):
+        raise argparse.ArgumentTypeError(
+            f"{name[:60]!r} is no name of 2 to 40 letters, digits, . _ and -, or one that is taken ({', '.join(BUILT_IN)})"
+        )
+    try:
+        words = shlex.split(command)
+        return name, [str(usable(words[0])), *words[1:]] if words else _nothing(name)
+    except NotUsable as problem:
+        raise argparse.ArgumentTypeError(f"{name}: {problem}") from None
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{name}: {command[:80]!r}: {problem}") from None
+
+
+def _nothing(name: str) -> list[str]:
+    raise argparse.ArgumentTypeError(f"{name}: no command; give NAME=COMMAND, such as burn=/usr/local/bin/gpu-burn 60")
 
 
 def _edge(value: str) -> str:
@@ -282,7 +307,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.reach and options.network != "internet":
         raise StateError("--reach: only with --network internet; allowed without it: none")
     options.edge = options.edge or _edge_joined_at(options.state)
-    started = Options(options.edge, options.join_token, host, options.sample_seconds, options.on_exit == "stop")
+    stop, own = options.on_exit == "stop", dict(options.diagnostic)
+    started = Options(options.edge, options.join_token, host, options.sample_seconds, stop, own)
     asyncio.run(_keep(started, state, models, options))
     return 0
 
@@ -320,7 +346,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     numbers = options.team_users if os.geteuid() == 0 else None
     chosen = choose(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)
     launcher = chosen.launcher
-    stay_apart(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
+    closed = looser(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
     numbers = numbers if chosen.users else None
     network = open_network(options.network, state.folder, numbers, options.reach)
     meter = _meter(started.host, models, options.simulate_mig, state.folder)
@@ -333,10 +359,11 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     runs = Runs(
         state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose, address=address,
         numbers=numbers, cgroups=Cgroups(most_processes=options.most_processes), network=network,
-        hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
+        hooks=Hooks(options.prolog, options.epilog, options.hook_seconds), closed=closed,
     )  # fmt: skip
     network.watch()
-    notes = [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *runs.cgroups.notes]
+    notes = [f"NOTHING STARTS HERE: {closed}."] if closed else []
+    notes += [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()
@@ -355,16 +382,20 @@ async def _hardware(meter: Meter) -> Hardware:
         raise RuntimeError(f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB") from None
 
 
-def stay_apart(kept: Path, wanted: str, found: str, notes: list[str]) -> None:
-    """Take no looser launcher by itself than this host had before: a probe may fail for a moment. Raises RuntimeError."""
+def looser(kept: Path, wanted: str, found: str, notes: list[str]) -> str:
+    """Why nothing may start: this host had sandboxes before and has none now, which nobody asked for. '' where that is not so.
+
+    A probe may fail for a moment; what runs is kept meanwhile.
+    """
     before = kept.read_text().strip() if kept.exists() else ""
     if wanted == "auto" and before == "bubblewrap" and found == "plain":
-        raise RuntimeError(
-            f"--launcher: workloads of this host were in sandboxes before, and now: {' '.join(notes)} "
-            "Mend it, or say --launcher plain to go on without"
+        return (
+            f"workloads of this host were in sandboxes before, and now: {' '.join(notes)} Mend it and start the agent again, or "
+            "start it with --launcher plain to go on without"
         )
     if before != found:
         write_text(kept, found)
+    return ""
 
 
 def machine_locks(shared: Path = Path("/run/lock")) -> Path:

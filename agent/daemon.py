@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -41,7 +41,7 @@ from agent.protocol import (
     StraySeen,
     parse,
 )
-from agent.reconcile import Forget, Notice, Refuse, Start, Stop, Withdraw, plan
+from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json, write_json
@@ -73,6 +73,7 @@ class Options:
     host: str
     sample_seconds: float
     stop_on_exit: bool
+    diagnostics: Mapping[str, list[str]] = field(default_factory=dict)  # the operator's own, by name
 
 
 class Agent:
@@ -99,12 +100,14 @@ class Agent:
         )
         self._homes_due: HomesSeen | None = None  # measured and not yet said
         self._diagnostics = Diagnostics(
-            state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions
-        )
+            state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions,
+            commands=options.diagnostics,
+        )  # fmt: skip
+        self._inventory = dataclasses.replace(self._inventory, diagnostics=sorted(options.diagnostics))
         self._geometries = Geometries(state, meter, hardware, runs.locks_folder, self._take_over)
         self._host_notes = notes
         self._strays = Strays()
-        self._clean = Clean(state.folder / "units.json")
+        self._clean = Clean(state.folder / "units.json", boot_id())
         self._uses_seen: dict[str, Use] = {}  # at the last sample
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._home_is_new = asyncio.Event()
@@ -434,6 +437,8 @@ class Agent:
                 self.runs.notice(wanted.run, wanted.code, wanted.stop_at)
             case Withdraw(run):
                 self.runs.withdraw(run)
+            case Limit(run, seconds):
+                self.runs.limit(run, seconds)
             case Stop():
                 self.runs.stop(action)
             case Forget(run):

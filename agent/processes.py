@@ -22,8 +22,8 @@ def look(pid: int | str) -> Process | None:
     """One living process, or None."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # the last where /proc hides what is not ours (hidepid)
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
     if fields[0] in "ZX":

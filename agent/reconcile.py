@@ -17,6 +17,7 @@ VERBS = ("start", "notice", "stop")
 KINDS = ("job", "notebook")
 # Codes of a stop that are outcomes in their own right; any other code (an eviction, say) ends as cancelled.
 STOP_OUTCOMES = ("cancelled", "time_limit", "idle", "drained", "gpu_error")
+LONGEST = 1 << 40  # seconds, and as much of anything else that is counted
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -33,6 +34,7 @@ class Held:
     reported_ended: bool = False  # a frame that said so went out, and its whole log
     unnamed_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not name it
     grace_seconds: float = 30.0  # of its pool when it was started
+    max_runtime_seconds: int | None = None  # as it was last told its shim; 0: none; None: not known
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """It may run longer, or less long, than its shim was told. ``seconds`` from its beginning; 0: as long as it likes."""
+
+    run: str
+    seconds: int
+
+
+@dataclass(frozen=True)
 class Stop:
     """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed."""
 
@@ -78,7 +88,7 @@ class Forget:
     run: str
 
 
-Action = Start | Refuse | Notice | Withdraw | Stop | Forget
+Action = Start | Refuse | Notice | Withdraw | Limit | Stop | Forget
 
 
 def plan(
@@ -135,6 +145,8 @@ def _onwards(wanted: RunWanted, run: Held) -> Action | None:
         return None
     if wanted.verb == "stop":
         return Stop(wanted.run, stop_outcome(wanted.code), max(0.0, wanted.grace_seconds))
+    if run.max_runtime_seconds not in (None, wanted.max_runtime_seconds) and 0 <= wanted.max_runtime_seconds < LONGEST:
+        return Limit(wanted.run, wanted.max_runtime_seconds)
     if wanted.verb == "notice" and not run.noticed:
         return Notice(wanted)
     if wanted.verb == "start" and run.noticed:
@@ -166,7 +178,7 @@ def mistake(wanted: RunWanted, known_units: frozenset[str]) -> str:
     if wanted.verb != "stop" and wanted.kind == "notebook" and not wanted.secret:
         return "secret: empty; a notebook needs one"
     for field in ("cpu_milli", "memory_mib", "max_runtime_seconds"):
-        if not 0 <= getattr(wanted, field) < 1 << 40:
+        if not 0 <= getattr(wanted, field) < LONGEST:
             return f"{field}: {getattr(wanted, field)} is not a whole number from 0 on"
     strange = sorted(set(wanted.unit_uuids) - known_units)
     if strange:

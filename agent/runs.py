@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -46,6 +47,7 @@ LONGEST_WAIT_SECONDS = 300.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
 LARGEST_DECLARATION = 4096
+ORDER_BYTES, END_BYTES = 1024, 4096  # of the room that is kept for a run's orders, and for how it ended
 LEAST_FREE_BYTES = 64 << 20  # with less on the disk nothing new is started; what runs goes on
 
 
@@ -112,13 +114,15 @@ class Run:
             ended_at=self.ended.get("ended_at"),
             checkpoint_at=self.checkpoint_at,
             activity=self.activity,
+            prolog_failed=bool(self.ended.get("prolog_failed")),
         )
 
     def held(self) -> Held:
         """What ``reconcile`` needs of it."""
         told = self.reported_ended and logs.end(self.folder / "log") <= self.log_sent
         grace = self.about.get("grace_seconds", Held.grace_seconds)  # an agent of an earlier version did not note it
-        return Held(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace)
+        limit = self.about.get("max_runtime_seconds")
+        return Held(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace, limit)
 
 
 @dataclass
@@ -148,6 +152,7 @@ class Runs:
         cgroups: Cgroups | None = None,
         network: Network | None = None,
         hooks: Hooks | None = None,
+        closed: str = "",
     ) -> None:
         self.state = state
         self.launcher = launcher
@@ -159,6 +164,7 @@ class Runs:
         self.tenants = tenants.Tenants(homes, numbers)
         self.network = network or Network("private", "")
         self.hooks = hooks or Hooks()
+        self.closed = closed  # why nothing is started here, in words
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
@@ -196,7 +202,7 @@ class Runs:
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
             self.runs[run.id] = run
-            self._look_at(run)
+            self._look_at_safely(run)
             if run.shim and not run.ended:
                 log.info("adopted run %s: its shim is pid %s", run.id, run.shim["pid"])
 
@@ -205,11 +211,15 @@ class Runs:
         before = [run.seen() for run in self.runs.values()]
         for run in self.runs.values():
             if not run.ended:
-                try:
-                    self._look_at(run)
-                except OSError as error:
-                    log.error("run %s: %s", run.id, error)  # a full disk: looked at again in a moment
+                self._look_at_safely(run)
         return before != [run.seen() for run in self.runs.values()]
+
+    def _look_at_safely(self, run: Run) -> None:
+        """One run's trouble is not the others': the agent has their leases to renew."""
+        try:
+            self._look_at(run)
+        except OSError as error:
+            log.error("run %s: %s", run.id, error)  # a full disk: looked at again in a moment
 
     def _look_at(self, run: Run) -> None:
         run.checkpoint_at = self._acknowledged_at(run)
@@ -256,7 +266,7 @@ class Runs:
             if self._kill_rest(run) or not self._epilog_is_over(run):
                 return  # not empty yet: look again
             ended = self._end_of_lost(run)
-            write_json(run.folder / "exit.json", ended)
+            _write_end(run.folder, ended)
         self._note_end(run, ended)
 
     def _end_of_lost(self, run: Run) -> dict[str, Any]:
@@ -374,6 +384,9 @@ class Runs:
 
     async def start(self, wanted: RunWanted, lease_until: float) -> bool:
         """Start it, or leave it waiting while its units are held; whether it was started. At most once, whatever happens here."""
+        if self.closed:
+            self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
+            return False
         if self.free_bytes() < LEAST_FREE_BYTES:
             self.refuse(wanted, "start_failed", "could not be started: the disk of the host is full")
             return False
@@ -425,6 +438,8 @@ class Runs:
             (place.checkpoint / ACKNOWLEDGEMENT).unlink()
         run = Run(folder, _about(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
         _write_lease(folder, lease_until)
+        _write_order(folder, {})
+        (folder / "exit.room").write_bytes(b" " * END_BYTES)
         if wanted.secret:
             write_text(folder / "in" / "secret", wanted.secret, tenants.READABLE)
         if wanted.gang is not None:
@@ -442,15 +457,16 @@ class Runs:
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
             write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "own_fds": [alive, *held.kept]})
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=os.open(run.folder / "shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
-                pass_fds=[alive, *held.descriptors],
-                cwd="/",
-                env={"PATH": SYSTEM_PATH},
-            )
+            with open(run.folder / "shim.err", "ab") as errors:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    pass_fds=[alive, *held.descriptors],
+                    cwd="/",
+                    env={"PATH": SYSTEM_PATH},
+                )
             await process.wait()  # the first of its two forks: the shim itself has no parent to wait for it
         finally:
             os.close(alive)
@@ -526,25 +542,33 @@ class Runs:
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Have the shim tell the workload that it will be stopped."""
         run = self.runs[run_id]
-        self._order(run, {"notice": {"code": code, "stop_at": stop_at}})
+        self._order(run, notice={"code": code, "stop_at": stop_at})
         run.noticed = True
 
     def withdraw(self, run_id: str) -> None:
         """It may stay after all."""
         run = self.runs[run_id]
-        self._order(run, {})
+        self._order(run, notice=None)
         run.noticed = False
+
+    def limit(self, run_id: str, seconds: int) -> None:
+        """It ends ``seconds`` after it began, whatever it was told before; 0: it ends when it likes."""
+        run = self.runs[run_id]
+        self._order(run, max_runtime_seconds=seconds)
+        about = {**run.about, "max_runtime_seconds": seconds}
+        write_json(run.folder / "run.json", about)
+        run.about = about
 
     def stop(self, order: Stop) -> None:
         """TERM now, KILL after the grace, by the shim."""
         run = self.runs[order.run]
         stop = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
-        before = read_json(run.folder / "order.json") or {}
-        self._order(run, {**before, "stop": stop})
+        self._order(run, stop=stop)
         run.stop_ordered = True
 
-    def _order(self, run: Run, order: dict[str, Any]) -> None:
-        write_json(run.folder / "order.json", order)
+    def _order(self, run: Run, **said: Any) -> None:
+        """Say so beside what the shim was told before."""
+        _write_order(run.folder, {**(read_json(run.folder / "order.json") or {}), **said})
         if run.shim and processes.is_alive(run.shim["pid"], run.shim["start_ticks"]):
             os.kill(run.shim["pid"], signal.SIGUSR2)  # without it the shim looks within a second
 
@@ -573,12 +597,34 @@ def _is_socket(path: Path) -> bool:
 
 
 def _write_lease(folder: Path, until: float) -> None:
-    """In place and always as long, so that a full disk does not end a workload. Not synced: after a crash nothing runs."""
-    descriptor = os.open(folder / "lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """So that a full disk does not end a workload."""
+    _write_in_place(folder / "lease", f"{until:020.3f}")
+
+
+def _write_order(folder: Path, order: dict[str, Any]) -> None:
+    """So that a full disk, which the workload itself can make, keeps nobody from stopping it."""
+    _write_in_place(folder / "order.json", json.dumps(order).ljust(ORDER_BYTES))
+
+
+def _write_in_place(path: Path, text: str) -> None:
+    """Over what is there and always as long, so that it takes no room on the disk. Not synced: after a crash nothing runs."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.pwrite(descriptor, f"{until:020.3f}".encode(), 0)
+        os.pwrite(descriptor, text.encode(), 0)
     finally:
         os.close(descriptor)
+
+
+def _write_end(folder: Path, ended: dict[str, Any]) -> None:
+    """Into the room that was kept for it where the disk is full: as long as a run has not ended, its GPUs are held."""
+    try:
+        write_json(folder / "exit.json", ended)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not (folder / "exit.room").exists():
+            raise
+        text = json.dumps({**ended, "error": ended["error"][: END_BYTES // 8]})
+        _write_in_place(folder / "exit.room", text.ljust(END_BYTES))
+        os.replace(folder / "exit.room", folder / "exit.json")
 
 
 def declared_load(run: Run, pids: Iterable[int]) -> tuple[float | None, int | None]:
@@ -626,6 +672,7 @@ def _about(wanted: RunWanted) -> dict[str, Any]:
         "attempt": wanted.attempt,
         "unit_uuids": list(wanted.unit_uuids),
         "grace_seconds": max(0.0, wanted.grace_seconds),
+        "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
         "mark": secrets.token_hex(8),  # in the environment of its processes: tells them from every other run's
     }
 

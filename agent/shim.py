@@ -595,12 +595,14 @@ class Shim:
         self.stop_whatever = False
         self.kill_at: float | None = None
         self.killed = False
+        self.prolog_failed = False  # by itself, and not because it was called off
         self.looks_after_kill = 0
         self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
         self.noticed = False
         self.notice: dict[str, Any] | None = None
         self.door: NoticeDoor | None = None
         self.order_seen: dict[str, Any] = {}
+        self.began = 0.0
         self.ends_at: float | None = None
         self.lease_until = 0.0
         self.lease_trouble = False  # said once
@@ -633,9 +635,8 @@ class Shim:
         if error:
             self.finish("start_failed", None, error)
             return
-        began = boottime()
-        if self.spec.get("max_runtime_seconds"):
-            self.ends_at = began + self.spec["max_runtime_seconds"]
+        self.began = boottime()
+        self.limit(self.spec.get("max_runtime_seconds", 0))
         write_json(self.path("shim.json"), {**identity, "main_pid": self.main, "started_at": time.time()})
         self.keep()
         outcome, code = self.outcome()
@@ -792,10 +793,16 @@ class Shim:
         elif not notice and self.noticed:
             self.noticed, self.notice = False, None
             self.remove("in/notice")
-        if order.get("stop") and not self.cause:
+        if order.get("max_runtime_seconds") is not None:
+            self.limit(order["max_runtime_seconds"])
+        if order.get("stop") and not self.cause and self.main_status is None:  # what has ended by itself is not stopped any more
             self.stop_outcome = order["stop"]["outcome"]
             self.stop_whatever = order["stop"]["whatever"]
             self.stop("stop", order["stop"]["grace_seconds"])
+
+    def limit(self, seconds: float) -> None:
+        """End the workload ``seconds`` after it began; 0: when it likes."""
+        self.ends_at = self.began + seconds if seconds else None
 
     def acknowledgement(self) -> tuple[int, ...] | None:
         """What tells one acknowledgement of a checkpoint from another, or None. It never follows a link."""
@@ -918,6 +925,7 @@ class Shim:
         why = hook.run(self.called_off)
         if not why:
             return True
+        self.prolog_failed = not self.cause
         self.finish_unbegun(why)
         return False
 
@@ -951,6 +959,8 @@ class Shim:
 
     def finish(self, outcome: str, code: int | None, error: str) -> None:
         ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}
+        if self.prolog_failed:
+            ended["prolog_failed"] = True
         trouble = self.epilog(ended)
         ended["error"] = error or trouble
         while True:

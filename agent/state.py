@@ -194,16 +194,23 @@ class Starts:
 
 
 class Generations:
-    """What has been started, for ever: a unit's generation only grows, and one that was used never starts again."""
+    """What has been started, for ever: a unit's generation only grows, and one that was used never starts again. Where that is
+    damaged, every start is refused."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        data = read_kept(path) or {}
+        self._damage = ""
+        try:
+            data = read_kept(path) or {}
+        except StateError as damage:  # what runs is kept; nothing starts
+            data, self._damage = {}, str(damage)
         self._units: dict[str, int] = data.get("units", {})
         self._used: list[int] = data.get("used", [])
 
     def refusal(self, generation: int, units: list[str]) -> str:
         """Why a start with this generation is refused, in words; '' when it may go on."""
+        if self._damage:
+            return self._damage
         if generation in self._used:
             return f"generation {generation} was used before"
         for unit in units:
@@ -214,6 +221,8 @@ class Generations:
 
     def use(self, generation: int, units: list[str]) -> None:
         """Mark as used, on disk, before anything starts."""
+        if self._damage:
+            return  # nothing does, and a new file would hide what the old one lost
         for unit in units:
             self._units[unit] = max(generation, self._units.get(unit, generation))
         self._used = [*self._used, generation][-USED_KEPT:]

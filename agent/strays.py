@@ -124,6 +124,14 @@ def spared(process: processes.Process, known: Known) -> str:
     return ""
 
 
+def is_of_the_system(pid: int) -> bool:
+    """Whether it is a process of a service of the system; not so where that can't be read."""
+    try:
+        return is_service(Path(f"/proc/{pid}/cgroup").read_text())
+    except OSError:
+        return False
+
+
 def is_service(groups: str) -> bool:
     """Whether a process with these control groups (/proc/PID/cgroup) was started by the system: nobody else puts one below
     ``/system.slice``. A group of that name within a person's own groups says nothing."""

@@ -96,7 +96,7 @@ class Shim:
         self._save(now)
         if not self.cause:
             lease = _lease(folder)
-            limit = self.wanted.max_runtime_seconds
+            limit = order.get("max_runtime_seconds", self.wanted.max_runtime_seconds)
             if limit and now >= self.started + limit:
                 self._stop("time_limit", self.wanted.grace_seconds)
             elif lease is not None and now >= lease:
@@ -179,8 +179,8 @@ class VirtualRuns(Runs):
         fcntl.flock(alive, fcntl.LOCK_EX)
         self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
 
-    def _order(self, run: Run, order: dict[str, Any]) -> None:
-        agent.state.write_json(run.folder / "order.json", order)
+    def _order(self, run: Run, **said: Any) -> None:
+        agent.state.write_json(run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said})
 
     def _kill_rest(self, run: Run) -> bool:
         found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]

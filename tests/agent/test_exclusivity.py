@@ -76,16 +76,28 @@ def on_it(*pids: int) -> list[GpuProcess]:
 
 
 def test_what_a_tenant_leaves_is_seen_and_what_was_there_before_it_is_not_its(tmp_path: Path) -> None:
-    unit = Clean(tmp_path / "units.json")
+    unit = Clean(tmp_path / "units.json", "a boot")
     assert unit.left(["GPU-1"], rows(600), on_it(5)) == "", "nothing is known of before"
     unit.begins(["GPU-1"], rows(600), on_it(5))
-    again = Clean(tmp_path / "units.json")  # an agent that was started again knows it as well
+    again = Clean(tmp_path / "units.json", "a boot")  # an agent that was started again knows it as well
     assert again.left(["GPU-1"], rows(600 + clean.TOLERANCE_MIB), on_it(5)) == ""
     left = again.left(["GPU-1"], rows(600), on_it(5, 6))
     assert "process of an earlier workload" in left and "6" not in left
     assert "30000 MiB of an earlier workload" in again.left(["GPU-1"], rows(30_600), on_it())
     assert again.left(["GPU-1"], rows(None), on_it()) == "", "what can't be read says nothing"
     assert again.left(["GPU-2"], rows(30_600), on_it()) == ""
+    booted = Clean(tmp_path / "units.json", "another boot")
+    assert booted.left(["GPU-1"], rows(30_600), on_it(6)) == "", "nothing of an earlier tenant outlives the host"
+
+
+def test_a_service_that_was_started_again_on_a_gpu_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = Clean(tmp_path / "units.json", "a boot")
+    unit.begins(["GPU-1"], rows(600), on_it(5))
+    monkeypatch.setattr(clean, "is_of_the_system", lambda pid: pid == 7)  # systemd made its control group
+    assert unit.left(["GPU-1"], rows(600), on_it(7)) == ""
+    assert unit.left(["GPU-1"], rows(600), on_it(6, 7)) != ""
 
 
 async def test_the_next_workload_waits_until_the_gpu_says_that_the_last_one_has_left_it(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.protocol import VERSION, Desired, RunWanted
-from agent.reconcile import Forget, Held, Notice, Refuse, Start, Stop, Withdraw, plan
+from agent.reconcile import Forget, Held, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from tests.agent.conftest import job
 
 UNITS = frozenset({"GPU-a", "GPU-b"})
@@ -63,6 +63,18 @@ def test_a_notice_is_given_once_and_withdrawn_when_the_server_wants_it_to_run_on
     assert do(frame(wanted), [Held(wanted.run, "running", noticed=True)]) == []
     back = dataclasses.replace(wanted, verb="start")
     assert do(frame(back), [Held(wanted.run, "running", noticed=True)]) == [Withdraw(wanted.run)]
+
+
+def test_a_run_that_may_last_longer_or_shorter_than_its_shim_was_told_is_limited_anew() -> None:
+    wanted = dataclasses.replace(job("x"), max_runtime_seconds=7200)
+    assert do(frame(wanted), [Held(wanted.run, "running", max_runtime_seconds=3600)]) == [Limit(wanted.run, 7200)]
+    assert do(frame(wanted), [Held(wanted.run, "running", max_runtime_seconds=7200)]) == []
+    assert do(frame(wanted), [Held(wanted.run, "running")]) == [], "started by an agent that did not note it"
+    endless = dataclasses.replace(wanted, max_runtime_seconds=0)
+    assert do(frame(endless), [Held(wanted.run, "running", max_runtime_seconds=7200)]) == [Limit(wanted.run, 0)]
+    assert do(frame(endless), [Held(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)]) == []
+    stopped = dataclasses.replace(wanted, verb="stop", code="cancelled")
+    assert isinstance(do(frame(stopped), [Held(wanted.run, "running", max_runtime_seconds=3600)])[0], Stop)
 
 
 def test_nothing_takes_a_stop_back() -> None:
@@ -140,6 +152,8 @@ class Host:
                 self.held[wanted.run] = dataclasses.replace(self.held[wanted.run], noticed=True)
             case Withdraw(run):
                 self.held[run] = dataclasses.replace(self.held[run], noticed=False)
+            case Limit(run, seconds):
+                self.held[run] = dataclasses.replace(self.held[run], max_runtime_seconds=seconds)
             case Forget(run):
                 del self.held[run]
 
