@@ -12,6 +12,7 @@ from aiohttp import WSMsgType, web
 
 from agent.protocol import (
     FRAMES_UP,
+    STREAM_KEY_HEADER,
     VERSION,
     Desired,
     DiagnosticWanted,
@@ -45,6 +46,8 @@ class FakeEdge:
     lease_seconds: float = 30.0
     poll_seconds: float = 0.3
     streams_wanted: int = 0
+    stream_key: str = ""
+    stream_keys: list[str] = field(default_factory=list)  # that streams were dialled with
     wanted: dict[str, RunWanted] = field(default_factory=dict)
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     geometries: list[GeometryWanted] = field(default_factory=list)
@@ -120,6 +123,7 @@ class FakeEdge:
             runs=list(self.wanted.values()),
             committed_sequence=self.committed,
             streams=self.streams_wanted,
+            stream_key=self.stream_key,
             poll_seconds=self.poll_seconds,
             answers=self._answers,
             diagnostics=self.diagnostics,
@@ -242,6 +246,7 @@ class FakeEdge:
             return web.json_response({"error": "unknown credential"}, status=401)
         socket = web.WebSocketResponse(max_msg_size=16 << 20)
         await socket.prepare(request)
+        self.stream_keys.append(request.headers.get(STREAM_KEY_HEADER, ""))
         self.idle_streams.append(socket)
         while not socket.closed:
             await asyncio.sleep(0.05)

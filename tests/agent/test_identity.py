@@ -94,3 +94,19 @@ def test_starts_that_never_reached_the_server_do_not_push_out_the_one_that_did(t
     assert (tmp_path / "starts").stat().st_size == size, "written in place, also on a full disk"
     last.known()
     assert Starts(tmp_path / "starts").before == [last.now]
+
+
+async def test_streams_are_dialled_with_the_key_that_came_over_the_line_last(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert edge.observed[-1].binds_streams
+    edge.streams_wanted, edge.stream_key = 2, "first"
+    await edge.push()
+    await edge.until(lambda: edge.stream_keys == ["first", "first"])
+    edge.stream_key = "second"
+    for socket in list(edge.sync_sockets):
+        await socket.close()  # another connection has another key
+    said = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > said + 1)
+    for socket in list(edge.idle_streams):
+        await socket.close()
+    await edge.until(lambda: len(edge.stream_keys) >= 4)
+    assert set(edge.stream_keys[2:]) == {"second"}
