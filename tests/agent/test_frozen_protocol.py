@@ -129,4 +129,4 @@ async def test_an_agent_keeps_its_work_and_takes_no_orders_from_a_server_of_anot
     await edge.until(lambda: not edge.sync_sockets)  # it hangs up, and tries again much later
     await asyncio.sleep(1)
     assert len(edge.observed) <= heard + 1
-    assert not (agent.state / "runs" / "run-1" / "order.json").exists()
+    assert json.loads((agent.state / "runs" / "run-1" / "order.json").read_text()) == {}

@@ -290,7 +290,7 @@ async def test_a_notice_is_not_written_through_a_link_that_a_plain_workload_made
     await edge.want(job(f"ln -s {victim} {folder}/notice.new; ln -s {victim} {folder}/notice; echo linked; sleep 300"))
     await edge.until(lambda: "linked" in edge.log("run-1"))
     await edge.change("run-1", verb="notice", code="drained")
-    await edge.until(lambda: (agent.state / "runs/run-1/order.json").exists())
+    await edge.until(lambda: "notice" in (agent.state / "runs/run-1/order.json").read_text())
     await edge.change("run-1", verb="stop", code="drained")
     await edge.until_state("run-1", "ended")
     assert victim.read_text() == "kept"

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -431,34 +430,6 @@ async def test_a_host_without_bubblewrap_says_loudly_that_nothing_is_isolated(
     assert any(note.startswith("NO ISOLATION: ") and "bwrap is not installed" in note for note in inventory.notes)
     refused = await make_agent(launcher="bubblewrap", state="other", joined=False)
     assert refused.process is not None and await refused.process.wait() == 1
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
-    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
-) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk))
-    assert await mounted.wait() == 0
-    try:
-        edge.lease_seconds = 2.0
-        agent = await make_agent(state="disk/state")
-        run = await running(edge, agent, "echo begun; while :; do echo more; sleep 0.05; done")
-        with suppress(OSError), (disk / "fill").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 16))
-        await edge.until(lambda: any("disk is full" in note for note in edge.observed[-1].inventory.notes))
-        await edge.want(job("exit 0", generation=2))
-        await asyncio.sleep(5.0)
-        assert (await edge.until_state(run, "running")).outcome == ""
-        (disk / "fill").unlink()
-        await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.state == "ended")
-        await edge.change(run, verb="stop", code="cancelled")
-        assert (await edge.until_state(run, "ended")).outcome == "cancelled"
-        assert await agent.end() == 0
-    finally:
-        await (await asyncio.create_subprocess_exec("umount", "-l", str(disk))).wait()
 
 
 async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -1,0 +1,155 @@
+"""A disk without room: what runs goes on, and everything can still be stopped, ended and taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent import processes
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+
+
+@pytest.fixture
+async def disk(tmp_path: Path) -> AsyncIterator[Path]:
+    """A disk of 80 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    await _run("mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place))
+    yield place
+    await _run("umount", "-l", str(place))
+
+
+@pytest.fixture
+async def agent(disk: Path, make_agent: MakeAgent) -> AgentProcess:
+    return await make_agent(state="disk/state")
+
+
+async def _run(*command: str) -> None:
+    assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room there is, to the last byte."""
+    filler = disk / "fill"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    with suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 10))
+    return filler
+
+
+def is_full(edge: FakeEdge) -> bool:
+    return any("disk is full" in note for note in edge.observed[-1].inventory.notes)
+
+
+async def running(edge: FakeEdge, command: str, generation: int = 1, **fields: object) -> str:
+    wanted = job(command, generation=generation, **fields)  # type: ignore[arg-type]
+    await edge.want(wanted)
+    await edge.until(lambda: "begun" in edge.log(wanted.run))
+    return wanted.run
+
+
+async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
+    edge: FakeEdge, make_agent: MakeAgent, disk: Path
+) -> None:
+    edge.lease_seconds = 2.0
+    agent = await make_agent(state="disk/state")
+    run = await running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
+    filler = fill(disk)
+    await edge.until(lambda: is_full(edge))
+    await edge.want(job("exit 0", generation=2))
+    await asyncio.sleep(5.0)
+    assert (await edge.until_state(run, "running")).outcome == ""
+    filler.unlink()
+    await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.state == "ended")
+    assert (await edge.until_state(run, "running")).outcome == ""
+    assert await agent.end() == 0
+
+
+async def test_a_workload_is_stopped_and_its_gpu_free_while_the_disk_is_full(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    unit = agent.units[0]
+    run = await running(edge, "echo begun; sleep 300", units=[unit])
+    fill(disk)
+    await edge.until(lambda: is_full(edge))
+    await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended")).outcome == "cancelled"
+    assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), "it would hold the GPU"
+
+
+async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_taken_back(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    run = await running(edge, f"trap 'mkdir {disk.parent}/told' USR1; echo begun; while :; do sleep 0.1; done")
+    fill(disk)
+    await edge.change(run, verb="notice", code="evicted_for_reservation", stop_at=2e9)
+    await edge.until(lambda: (disk.parent / "told").exists())
+    await edge.change(run, verb="start")
+    order = agent.state / "runs" / run / "order.json"
+    await edge.until(lambda: not json.loads(order.read_text()).get("notice"))
+    await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended")).outcome == "cancelled"
+
+
+async def test_a_workload_that_filled_the_disk_is_stopped_and_leaves_room(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await running(edge, "echo begun; sleep 0.5; dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300")
+    await edge.until(lambda: is_full(edge))
+    await asyncio.sleep(1.0)
+    await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended")).outcome == "cancelled"
+    await edge.until(lambda: not is_full(edge))
+
+
+async def test_a_stop_that_can_not_be_written_is_carried_out_by_the_end_of_the_lease(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    edge.lease_seconds = 2.0
+    agent = await make_agent()
+    run = await running(edge, "echo begun; sleep 300")
+    other = await running(edge, "echo begun; sleep 300", generation=2)
+    order = agent.state / "runs" / run / "order.json"
+    order.unlink()
+    order.mkdir()  # it can't be written, whoever tries
+    await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended", 15.0)).outcome == "lease_lost"
+    assert (await edge.until_state(other, "running")).outcome == ""
+
+
+async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    run = await running(edge, "echo begun; sleep 300")
+    lost = await running(edge, "echo begun; sleep 300", generation=2)
+    (agent.state / "runs" / lost / "exit.room").unlink()  # nothing is kept for its end: as an earlier version left it
+    await agent.kill()
+    shim = agent.shim(lost)
+    for pid in [shim["pid"], *(each.pid for each in processes.below(processes.scan(), shim["pid"]))]:
+        os.kill(pid, signal.SIGKILL)
+    fill(disk)
+    await agent.start()
+    await edge.until(lambda: is_full(edge))
+    assert (await edge.until_state(run, "running")).outcome == ""
+    (disk / "fill").unlink()
+    assert (await edge.until_state(lost, "ended")).outcome == "host_lost"
+
+
+async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    run = await running(edge, "echo begun; sleep 300")
+    fill(disk)
+    os.kill(agent.shim(run)["pid"], signal.SIGKILL)
+    assert (await edge.until_state(run, "ended")).outcome == "host_lost"
