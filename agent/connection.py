@@ -115,8 +115,9 @@ T = TypeVar("T")
 async def _post(
     session: aiohttp.ClientSession, url: str, request: Any, kind: type[T], headers: dict[str, str] | None = None
 ) -> T:
-    """Ask, and give the answer. Raises _SaidNo, ProtocolError, aiohttp.ClientError."""
-    async with session.post(url, json=dataclasses.asdict(request), headers=headers) as answer:
+    """Ask, and give the answer. Raises _SaidNo, ProtocolError, aiohttp.ClientError, and TimeoutError when there is none in time."""
+    whole = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+    async with session.post(url, json=dataclasses.asdict(request), headers=headers, timeout=whole) as answer:
         body = (await answer.content.read(LARGEST_JOIN_ANSWER)).decode("utf-8", "replace")
         if answer.status >= 500:
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")

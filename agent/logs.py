@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
@@ -16,24 +18,34 @@ def read(folder: Path, offset: int, *, ended: bool, limit: int = CHUNK_BYTES) ->
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:
-        size = path.stat().st_size
-        if offset < first:
-            offset = first
-        if offset < first + size:
-            with path.open("rb") as file:
-                file.seek(offset - first)
-                data = file.read(limit)
+        begin = max(offset, first)
+        try:
+            data, is_rest = _piece(path, begin - first, limit)
+        except FileNotFoundError:
+            continue  # a loud workload: it was rotated away since the list was made
+        if data:
             last = path == segments[-1][1]
-            if not (ended and offset - first + len(data) == size and last):
+            if not (ended and is_rest and last):
                 data = data[: len(data) - _unfinished(data)] or (data if not last else b"")
-            return offset, _text(data), offset + len(data)
+            return begin, _text(data), begin + len(data)
     return offset, "", offset
+
+
+def _piece(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
+    """Bytes of a segment from ``at`` on, and whether that is the rest of it. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        file.seek(at)
+        data = file.read(limit)
+        return data, at + len(data) == os.fstat(file.fileno()).st_size
 
 
 def end(folder: Path) -> int:
     """The offset after the last byte; 0 where there is no log."""
-    last = max(folder.glob("[0-9]*"), key=lambda path: int(path.name), default=None) if folder.is_dir() else None
-    return int(last.name) + last.stat().st_size if last is not None else 0
+    segments = sorted(((int(path.name), path) for path in folder.glob("[0-9]*")), reverse=True) if folder.is_dir() else []
+    for first, path in segments:
+        with contextlib.suppress(FileNotFoundError):
+            return first + path.stat().st_size
+    return 0
 
 
 def _unfinished(data: bytes) -> int:

@@ -160,8 +160,9 @@ class NvmlMeter:
                 await self._start()
             if self._overdue:
                 await self._read_until(self._overdue, 0.01)
-                self._overdue = 0
-            assert self._process is not None and self._process.stdin is not None
+            assert self._process is not None and self._process.stdin is not None and self._answers is not None
+            if self._answers.at_eof():
+                raise NoAnswer("the NVML process has nothing more to say and does not end")
             self._number += 1
             try:
                 self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
@@ -190,8 +191,7 @@ class NvmlMeter:
                 while True:
                     line = await self._answers.readline()
                     if not line:
-                        self._process.wait()  # its output ended: it is on its way out
-                        raise NoAnswer("the NVML process ended")
+                        raise NoAnswer("the NVML process ended")  # or hangs in the driver on its way out: nobody waits for it
                     answer = json.loads(line)
                     if answer["id"] == 0:
                         raise NoAnswer(answer["error"])
@@ -200,6 +200,7 @@ class NvmlMeter:
         except TimeoutError:
             self._overdue = number
             raise NoAnswer(f"NVML did not answer within {deadline:g} s") from None
+        self._overdue = 0
         if "error" in answer:
             raise NoAnswer(answer["error"])
         self._has_answered = True

@@ -17,6 +17,7 @@ log = logging.getLogger("agent.streams")
 
 PIECE_BYTES = 1 << 16
 HEARTBEAT_SECONDS = 20.0
+DIAL_SECONDS = 20.0
 RETRY_SECONDS = 1.0
 MOST_STREAMS = 256
 NOT_READY = 4404  # close codes of our own
@@ -90,15 +91,17 @@ class Streams:
         await asyncio.sleep(after)
         headers = {"Authorization": f"Bearer {self._credential()}", STREAM_KEY_HEADER: self._key}
         try:
-            async with self._session.ws_connect(
+            dialled = self._session.ws_connect(
                 self._url, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=4 << 20
-            ) as edge:
+            )
+            # One that hangs would count as ready for ever: with as many as are wanted, no workspace could be reached.
+            async with await asyncio.wait_for(dialled, DIAL_SECONDS) as edge:
                 opened = await self._opened(edge)
                 if opened is not None:
                     self._begin_use()
                     await self._join(edge, opened)
         except (aiohttp.ClientError, OSError) as error:
-            log.info("stream: %s", error)
+            log.info("stream: %s", error or type(error).__name__)
 
     async def _opened(self, edge: aiohttp.ClientWebSocketResponse) -> StreamOpen | None:
         message = await edge.receive()
