@@ -332,6 +332,20 @@ def preempted(broken: Broken) -> float:
 # -- the database's disk -------------------------------------------------------------------------------------------------
 
 
+def _next_log_file() -> None:
+    """Write so much that the database's write-ahead log needs its next file."""
+    from django.db import OperationalError, connection
+
+    try:
+        with connection.cursor() as cursor:
+            for _ in range(20):
+                cursor.execute("SELECT pg_logical_emit_message(false, 'faults', repeat('x', 1000000))")
+    except OperationalError as problem:
+        raise DidNotHappen(f"the database goes on in the files of its log that are ready: {problem}") from None
+    finally:
+        connection.close()
+
+
 @fault("the database's disk is full for 3 s: new work is refused with 503, what runs goes on, all is well again after", 30)
 def disk_full_of_the_database(broken: Broken) -> float:
     place = broken.site.folder / "site"
@@ -345,6 +359,7 @@ def disk_full_of_the_database(broken: Broken) -> float:
             file.flush()
     ends, refused = time.monotonic() + 3, 0
     try:
+        _next_log_file()
         while time.monotonic() < ends:
             try:
                 broken.ledger.submit("true", to_end_well=False)

@@ -105,8 +105,9 @@ DATABASES = {
         "OPTIONS": {
             "options": DATABASE_SESSION,
             "connect_timeout": 5,
-            "pool": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
         },
+        # Not below OPTIONS, where Celery would find it and make a pool anew for each task.
+        "POOL": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

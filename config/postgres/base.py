@@ -11,9 +11,11 @@ from django.db.backends.postgresql import base
 
 from config.postgres.pool import QuickPool
 
+left_behind: list[QuickPool] = []  # of the process that this one was forked from: kept, so that nothing of them is closed here
+
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Django's own, on our pool. Options of ``OPTIONS["pool"]`` are those of psycopg's pool."""
+    """Django's own, on our pool; ``POOL`` in the settings of a database are options of psycopg's pool."""
 
     _connection_pools: dict[str, QuickPool]  # of the process, by alias; Django's own
     _configure_connection: Callable[[psycopg.Connection[Any]], None]
@@ -21,10 +23,13 @@ class DatabaseWrapper(base.DatabaseWrapper):
     @property
     def pool(self) -> QuickPool | None:
         """This process's pool for this database; none for the connection that names no database."""
-        options: dict[str, Any] | None = self.settings_dict["OPTIONS"].get("pool")
+        options: dict[str, Any] | None = self.settings_dict.get("POOL")
         if self.alias == NO_DB_ALIAS or not options:
             return None
         pools: dict[str, QuickPool] = self._connection_pools
+        standing = pools.get(self.alias)
+        if standing is not None and not standing.is_ours():
+            left_behind.append(pools.pop(self.alias))
         if self.alias not in pools:
             kwargs = {**self.get_connection_params(), "autocommit": True}
             # Two threads may each make one: the first counts, and neither is open yet.

@@ -7,6 +7,7 @@ minutes for as long again. A try costs next to nothing, so here one follows the 
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -19,6 +20,14 @@ AGAIN_SECONDS = 0.1  # between two tries of one lost connection
 
 class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
     """A pool whose ``getconn`` gives a connection that has just answered, or raises ``PoolTimeout`` after ``timeout``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._made_by = os.getpid()
+
+    def is_ours(self) -> bool:
+        """Was it made by this process? Threads and connections do not come along when a process is forked."""
+        return self._made_by == os.getpid()
 
     def schedule_task(self, task: Any, delay: float) -> None:
         """As psycopg does, but for the pause before it connects again."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.db import connection
 
 from config.postgres.pool import QuickPool
@@ -37,6 +38,24 @@ def pool(address: dict[str, Any]) -> Iterator[QuickPool]:
 def test_the_program_uses_this_pool() -> None:
     connection.ensure_connection()
     assert isinstance(connection.pool, QuickPool)  # type: ignore[attr-defined]
+
+
+def test_a_forked_process_makes_a_pool_of_its_own_and_leaves_the_other_alone() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    child = os.fork()
+    if child == 0:
+        connection.connection = None  # as Celery does
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        os._exit(0 if connection.pool.is_ours() else 1)  # type: ignore[attr-defined]
+    assert os.waitpid(child, 0)[1] == 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def test_celery_does_not_make_it_anew_for_each_task() -> None:
+    assert "pool" not in settings.DATABASES["default"]["OPTIONS"]
 
 
 def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(pool: QuickPool) -> None:
