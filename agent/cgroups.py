@@ -103,7 +103,10 @@ class Cgroups:
 
     def everybody(self) -> set[int]:
         """Pids of the processes in the groups of any run here, of other agents too. Only who may write the groups gets into one."""
-        names = {entry.name for group in self._groups for entry in group.folder.iterdir() if entry.is_dir()}
+        names: set[str] = set()
+        for group in self._groups:
+            with contextlib.suppress(OSError):  # a run's group that goes just now
+                names.update(entry.name for entry in group.folder.iterdir() if entry.is_dir())
         return {pid for name in names for pid in self.members(name)}
 
     def remove(self, name: str) -> None:

@@ -74,7 +74,7 @@ def pieces(count: int) -> Iterator[bytes]:
         yield b" " * (64 * 1024)
 
 
-@pytest.mark.parametrize("body", [b'"' + b"x" * 3 * MIB + b'"', b"[" * 3 * MIB])
+@pytest.mark.parametrize("body", [b'"' + b"x" * 3 * MIB + b'"', b"[" * 3 * MIB], ids=["text", "brackets"])
 def test_json_that_is_too_long_is_refused_in_the_shape_of_every_refusal(server: Server, body: bytes) -> None:
     status, said = server.ask("POST", "/api/v1/jobs/", body)
     assert status == 413
