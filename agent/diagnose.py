@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import ctypes
 import json
+import os
 import random
 import shutil
 import signal
@@ -50,6 +52,7 @@ LARGEST_ELEMENT = 15  # so small that every sum is exact in 32-bit floats
 REPEATS = 200
 # Errors of cuda.h that say nothing of the GPU: no memory left, driver and library of different versions, a program not understood.
 NOT_THE_GPU = frozenset({2, 3, 34, 46, 218, 222, 223, 500, 803, 804})
+PRINTED = 4096  # bytes that are kept of what an operator's diagnostic prints
 DCGM_LEVEL = "2"
 DCGM_MARGIN_SECONDS = 5.0
 SIMULATED_STEP_SECONDS = 0.3
@@ -365,6 +368,34 @@ def _words(result: dict[str, Any]) -> str:
 # -- simulated ------------------------------------------------------------------------------------------------------------
 
 
+def of_the_operator(look: Look, name: str, command: list[str], seconds: float) -> None:
+    """The operator's own program: 0 is passed, anything else failed, with what it printed last."""
+    look.step(name)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    printed, until = b"", began + seconds
+    try:
+        while process.poll() is None:
+            look.go_on()
+            if time.monotonic() > until:
+                look.found(name, False, {"seconds": round(seconds)}, "it did not end in time")
+                return
+            time.sleep(0.1)
+            printed = (printed + (process.stdout.read(MIB) or b""))[-PRINTED:]
+        printed = (printed + (process.stdout.read(MIB) or b""))[-PRINTED:]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+        process.wait()
+    said = " ".join(printed.decode("utf-8", "replace").split())[-200:]
+    numbers = {"status": process.returncode, "seconds": round(time.monotonic() - began, 1)}
+    look.found(name, process.returncode == 0, numbers, said if process.returncode else "")
+
+
 def simulated(look: Look, fault: str) -> None:
     """Of a GPU that is not there: says so, and finds what was planted."""
     for name in ("memory", "bandwidth", "arithmetic"):
@@ -382,7 +413,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Look, and say how it ended."""
     parser = argparse.ArgumentParser(prog="agent.diagnose", allow_abbrev=False)
     parser.add_argument("--deadline", type=float, required=True)
-    parser.add_argument("--tool", choices=("auto", "own", "dcgm", "simulated"), default="own")
+    parser.add_argument("--tool", choices=("auto", "own", "dcgm", "simulated", "operator"), default="own")
+    parser.add_argument("--name", default="", help="of the operator's diagnostic")
+    parser.add_argument("command", nargs="*", help="of the operator's diagnostic")
     parser.add_argument("--index", type=int, default=0, help="of the GPU, for DCGM")
     parser.add_argument("--fault", default="")
     options = parser.parse_args(arguments)
@@ -402,7 +435,8 @@ def main(arguments: list[str] | None = None) -> int:
         look.found("driver", False, {"code": error.code}, str(error))
         say({"end": "failed", "detail": "; ".join(look.failed)})
     except OSError as error:
-        say({"end": "stopped", "detail": f"the CUDA driver can't be loaded: {error}"})
+        what = options.name or "the CUDA driver"
+        say({"end": "stopped", "detail": f"{what} can't be loaded: {error}"})
     except NotThere as error:
         say({"end": "stopped", "detail": str(error)})
     else:
@@ -415,6 +449,9 @@ def _look(look: Look, options: argparse.Namespace) -> None:
     if options.tool == "simulated":
         say({"tool": "simulated"})
         return simulated(look, options.fault)
+    if options.tool == "operator":
+        say({"tool": options.name})
+        return of_the_operator(look, options.name, options.command, options.deadline - DCGM_MARGIN_SECONDS)
     if options.tool in ("auto", "dcgm"):
         try:
             say({"tool": "dcgm"})

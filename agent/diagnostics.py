@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from agent.state import State, read_json, write_json
 
 log = logging.getLogger("agent.diagnostics")
 
+BUILT_IN = ("auto", "own", "dcgm")
 LOOK_SECONDS = 0.1
 WAIT_SECONDS = 60.0  # for a GPU's lock; a workload that holds it comes first
 KILL_MARGIN_SECONDS = 3.0  # after its deadline the process has ended itself; what has not is killed
@@ -47,6 +48,7 @@ class Diagnostics:
         *,
         simulated: bool,
         conditions: Callable[[], Awaitable[dict[str, Condition]]],
+        commands: Mapping[str, list[str]] | None = None,
     ) -> None:
         self._folder = state.folder / "diagnostics"
         self._folder.mkdir(exist_ok=True, mode=0o700)
@@ -54,6 +56,7 @@ class Diagnostics:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
+        self._commands = dict(commands or {})  # the operator's own, by name: the server only ever says the name
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, tuple[str, int]] = {}  # diagnostic: the GPU, the pid that looks at it
@@ -132,6 +135,10 @@ class Diagnostics:
         if gpu is None or not gpu.units:
             self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail="this host does not have that GPU"))
             return
+        if wanted.tool not in (*BUILT_IN, *self._commands):
+            detail = f"this host has no diagnostic of the name {wanted.tool[:40]!r}"
+            self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail=detail, ended_at=time.time()))
+            return
         held = await self._locked(gpu)
         if held is None:
             detail = "the GPU was held all the time"
@@ -192,7 +199,10 @@ class Diagnostics:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": unit, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                env={
+                    **os.environ, "CUDA_VISIBLE_DEVICES": unit, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                    "GPUPOOL_GPU": gpu.uuid, "GPUPOOL_UNIT": unit, "GPUPOOL_GPU_INDEX": str(gpu.index),
+                },  # fmt: skip
                 pass_fds=held.descriptors,
                 start_new_session=True,
             )
@@ -212,12 +222,12 @@ class Diagnostics:
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
         command = [sys.executable, "-m", "agent.diagnose", "--deadline", f"{max(1.0, wanted.deadline_seconds):g}"]
+        if wanted.tool in self._commands:
+            return [*command, "--tool", "operator", "--name", wanted.tool, "--", *self._commands[wanted.tool]]
         if self._simulated:
             fault = (read_json(self._faults) or {}).get(str(gpu.index), "")
             return [*command, "--tool", "simulated", "--fault", fault]
-        tool = wanted.tool if wanted.tool in ("auto", "own", "dcgm") else "auto"
-        if unit != gpu.uuid:
-            tool = "own"  # DCGM looks at whole GPUs
+        tool = wanted.tool if unit == gpu.uuid else "own"  # DCGM looks at whole GPUs
         return [*command, "--tool", tool, "--index", str(gpu.index)]
 
     def _finish(self, seen: DiagnosticSeen) -> None:

@@ -10,7 +10,7 @@ import click
 
 from cli import output
 from cli.session import Session, cli, command
-from cli.words import Moment, ago, local
+from cli.words import Duration, Moment, ago, local
 
 WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
 
@@ -225,8 +225,8 @@ def cancel_maintenance(session: Session, name: str, window: int, why: str) -> No
 @command(cli, "repair-policy")
 @click.argument("pool")
 @click.option("--strays", "stray_action", type=click.Choice(["report", "warn", "end"]))
-@click.option("--tool", "diagnostic_tool", type=click.Choice(["auto", "own", "dcgm"]))
-@click.option("--deadline", "diagnostic_seconds", type=int, help="Seconds for one GPU.")
+@click.option("--tool", "diagnostic_tool", help="auto, own, dcgm, or a name that its hosts have for their operator's own.")
+@click.option("--deadline", "diagnostic_seconds", type=Duration(), help="For one GPU, such as 10m.")
 @click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
 @click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
 def repair_policy(session: Session, pool: str, **given: Any) -> None:

@@ -320,6 +320,7 @@ REASONS: dict[str, Sentence] = {
     "time_limit": lambda f: "It reached its longest runtime.",
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
+    "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
     "drained": lambda f: (
         f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
         if f.get("host") and f.get("event")
@@ -698,6 +699,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "host_lost": ("lost", "Host lost", "failed"),
     "lease_lost": ("lost", "Host lost", "failed"),
     "start_failed": ("failed", "Could not start", "failed"),
+    "prolog_failed": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
     "dependency_never_met": ("cancelled", "Never its turn", "ended"),

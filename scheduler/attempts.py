@@ -16,6 +16,8 @@ from scheduler.states import PROMISED, RunState, WorkloadState, change_state
 RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
 COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTED_FOR_RESERVATION, Code.DRAINED)
 LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED)
+HOSTS_OWN = (Code.PROLOG_FAILED,)  # the operator's program on a host: costs the workload nothing but time
+PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put right
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
 MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
@@ -61,7 +63,7 @@ def _charged_as(run: Run, outcome: str) -> str:
     A job that ignores its owner's cancellation until it is killed was not preempted; one that leaves without a checkpoint when
     it has to make room was.
     """
-    if outcome == Code.FINISHED or outcome in LOST:
+    if outcome == Code.FINISHED or outcome in (*LOST, *HOSTS_OWN):
         return outcome
     told = run.commands.exclude(code="").order_by("-pk").values_list("code", flat=True).first()
     return told or outcome
@@ -119,8 +121,9 @@ class Verdict:
 
 def verdict(workload: Workload, outcome: str) -> Verdict:
     """The rule of retries: what was told to make room or to move comes back for free; what a host, a GPU or a start lost comes
-    back a few times, jobs only; what failed by itself as often as its owner said, with a growing wait. A gang whose owner wants
-    it to end with its first member comes back only where it could not start."""
+    back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by itself as often
+    as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only where it could
+    not start."""
     wanted = workload.stop_requested or (Code.DRAINED if outcome == Code.DRAINED else "")  # its agent may drain by itself
     if outcome == Code.FINISHED and wanted in (*COMES_BACK, *LOST):
         return Verdict(outcome)  # it was done before the word reached it
@@ -128,6 +131,8 @@ def verdict(workload: Workload, outcome: str) -> Verdict:
         return Verdict(wanted, comes_back=True)
     if wanted and wanted not in LOST:
         return Verdict(wanted)
+    if outcome in HOSTS_OWN:
+        return Verdict(outcome, comes_back=True, wait_seconds=PROLOG_WAIT_SECONDS)
     if _ends_with_a_member(workload, outcome):
         return Verdict(outcome if outcome in LOST else wanted or outcome)
     if outcome in LOST or wanted in LOST:
@@ -142,7 +147,7 @@ def verdict(workload: Workload, outcome: str) -> Verdict:
 
 def _ends_with_a_member(workload: Workload, outcome: str) -> bool:
     wants_that = gangs.is_gang(workload) and workload.if_member_ends == IfMemberEnds.END
-    return wants_that and outcome != Code.START_FAILED
+    return wants_that and outcome not in (Code.START_FAILED, *HOSTS_OWN)
 
 
 def _back_off(times_before: int) -> int:
@@ -158,7 +163,7 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     comes_back = decided.comes_back and not _its_reservation_is_over(workload, now)
     hosts = _hosts_failed_on(workload) if comes_back and decided.failures + decided.lost else 0
     comes_back = comes_back and hosts < MOST_HOSTS_FAILED
-    if bad and gangs.is_gang(workload) and decided.code in (*LOST, *ITS_OWN_FAULT):
+    if bad and gangs.is_gang(workload) and decided.code in (*LOST, *HOSTS_OWN, *ITS_OWN_FAULT):
         gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
         _queue_again(workload, decided, now)

@@ -82,6 +82,15 @@ def want_host(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnos
     return made
 
 
+def names(pool: Pool) -> dict[str, int]:
+    """The operator's own diagnostics that a pool may choose: each name with how many of its hosts report it."""
+    counts: dict[str, int] = {}
+    for told in Host.objects.filter(pool=pool).values_list("hardware__reported__diagnostics", flat=True):
+        for name in told or ():
+            counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items()))
+
+
 def wanted_of(host: Host, pool: Pool) -> list[DiagnosticWanted]:
     """What a host is told: its open diagnostics."""
     rows = Diagnostic.objects.filter(host=host, state__in=OPEN).select_related("gpu").order_by("pk")

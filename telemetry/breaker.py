@@ -2,7 +2,8 @@
 
 The rule ``breaker:attempts`` says how many within which time, and what is done. What points at the workload is no evidence against
 its host: one that failed likewise on another host, several tasks of one array, several programs or starts of one person, who may
-have broken what all of them need (an environment, a home that is full, a file that is gone).
+have broken what all of them need (an environment, a home that is full, a file that is gone). The operator's own prolog is the
+host's alone: each time that it fails counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from telemetry.models import HealthEvent, HealthRule
 
 CODE = "breaker:attempts"
 AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
-HOSTS_FAULT = (Code.START_FAILED, Code.GPU_ERROR)
+HOSTS_FAULT = (Code.START_FAILED, Code.GPU_ERROR, Code.PROLOG_FAILED)
 
 
 def watch(now: datetime) -> int:
@@ -31,7 +32,7 @@ def watch(now: datetime) -> int:
     everywhere = _failing_everywhere(failed)
     by_host: dict[int, list[Run]] = defaultdict(list)
     for run in failed:
-        if run.workload_id not in everywhere:
+        if run.outcome == Code.PROLOG_FAILED or run.workload_id not in everywhere:
             by_host[run.host_id].append(run)
     found = 0
     for host in Host.objects.filter(pk__in=list(by_host), admin_state=AdminState.IN_SERVICE).order_by("pk"):
@@ -58,12 +59,15 @@ def _failing_everywhere(failed: Iterable[Run]) -> set[int]:
     """Workloads that failed on more than one host."""
     hosts: dict[int, set[int]] = defaultdict(set)
     for run in failed:
-        hosts[run.workload_id].add(run.host_id)
+        if run.outcome != Code.PROLOG_FAILED:
+            hosts[run.workload_id].add(run.host_id)
     return {workload for workload, places in hosts.items() if len(places) > 1}
 
 
 def _source(run: Run) -> tuple[str, int]:
     """Attempts with the same one count as one."""
+    if run.outcome == Code.PROLOG_FAILED:
+        return "run", run.pk
     if run.outcome in (Code.FAILED, Code.START_FAILED):
         return "owner", run.workload.owner_id
     if run.workload.array_id is not None:

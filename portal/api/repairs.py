@@ -15,8 +15,10 @@ from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
 from portal.selectors import repairs as reads
 from portal.services import repairs as verbs
-from scheduler.models import Diagnostic, DiagnosticTool, Host, StrayAction
+from scheduler.models import Diagnostic, Host, StrayAction
 from scheduler.states import DiagnosticState, RepairState
+
+TOOLS = "auto, own, dcgm, or a name that hosts of the pool report"
 
 
 class CheckShape(serializers.Serializer[Any]):
@@ -31,7 +33,7 @@ class DiagnosticShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(source="gpu.index")
     why = serializers.ChoiceField(choices=Diagnostic.Why.choices)
     state = serializers.ChoiceField(choices=[s.value for s in DiagnosticState])
-    tool = serializers.CharField(help_text="dcgm, own or simulated")
+    tool = serializers.CharField(help_text="dcgm, own, simulated, or the name of an operator's own")
     simulated = serializers.BooleanField(help_text="nothing was measured")
     checks = CheckShape(many=True)
     detail = serializers.CharField()
@@ -150,7 +152,7 @@ class CancelMaintenance(View):
 
 class RepairPolicyShape(serializers.Serializer[Any]):
     stray_action = serializers.ChoiceField(choices=StrayAction.choices)
-    diagnostic_tool = serializers.ChoiceField(choices=DiagnosticTool.choices)
+    diagnostic_tool = serializers.CharField(help_text=TOOLS)
     diagnostic_seconds = serializers.IntegerField()
     diagnose_after_quarantine = serializers.BooleanField()
     diagnose_every_hours = serializers.IntegerField(help_text="of idle GPUs; 0: never")
@@ -158,7 +160,7 @@ class RepairPolicyShape(serializers.Serializer[Any]):
 
 class RepairPolicyWish(Strict):
     stray_action = serializers.ChoiceField(choices=StrayAction.choices, required=False)
-    diagnostic_tool = serializers.ChoiceField(choices=DiagnosticTool.choices, required=False)
+    diagnostic_tool = serializers.CharField(max_length=40, required=False, help_text=TOOLS)
     diagnostic_seconds = serializers.IntegerField(required=False)
     diagnose_after_quarantine = serializers.BooleanField(required=False)
     diagnose_every_hours = serializers.IntegerField(required=False)

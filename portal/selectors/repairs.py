@@ -9,7 +9,8 @@ from typing import Any
 from portal import policy
 from portal.models import User
 from portal.selectors import geometry
-from scheduler.models import Diagnostic, Gpu, Host
+from scheduler import diagnostics
+from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool
 from scheduler.states import DiagnosticState, RepairState
 from telemetry.models import Stray
 
@@ -45,6 +46,20 @@ def gpus(host: Host) -> list[GpuHealth]:
     reported = (host.hardware.get("reported") or {}).get("gpus") or []
     facts = {each.get("uuid"): each for each in reported}
     return [GpuHealth(each.gpu, last.get(each.gpu.pk), facts.get(each.gpu.uuid, {}), each) for each in split]
+
+
+def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
+    """(value, words) of what a pool may choose: what every host knows, and what its hosts have a name for."""
+    hosts, named = pool.hosts.count(), diagnostics.names(pool)
+    if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
+        named[pool.diagnostic_tool] = 0  # it was chosen, and nobody has it now
+    own = [(name, f"{name}, on {count} of {hosts} hosts") for name, count in named.items()]
+    return [*((str(value), str(words)) for value, words in DiagnosticTool.choices), *own]
+
+
+def diagnostic_tool(pool: Pool) -> str:
+    """The chosen one in words."""
+    return dict(DiagnosticTool.choices).get(pool.diagnostic_tool, pool.diagnostic_tool)
 
 
 def ways(health: list[GpuHealth]) -> list[tuple[str, str]]:

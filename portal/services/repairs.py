@@ -115,7 +115,9 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
         if field == "stray_action":
             clean[field] = checks.choice(field, value, StrayAction.values)
         elif field == "diagnostic_tool":
-            clean[field] = checks.choice(field, value, DiagnosticTool.values)
+            names = [*DiagnosticTool.values, *diagnostics.names(pool)]
+            # A name that no host has any more may stay: its hosts say so, and nothing else is run in its place.
+            clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
             clean[field] = checks.count(field, value, LEAST_SECONDS, MOST_SECONDS, "seconds")
         elif field == "diagnose_every_hours":

@@ -15,11 +15,13 @@ from django.views.decorators.http import require_POST
 from portal import policy, wording
 from portal.errors import ServiceError
 from portal.selectors import hosts as hosts_reads
+from portal.selectors import repairs as reads
 from portal.services import geometry
 from portal.services import repairs as verbs
 from portal.web.access import signed_in, viewer
+from portal.web.length_field import LengthField
 from portal.web.verb_form import VerbForm
-from scheduler.models import DiagnosticTool, StrayAction
+from scheduler.models import Pool, StrayAction
 
 Done = Callable[[Any], str]
 # What a button posts: the service, the argument it takes beside the host, and what is said when it is done.
@@ -43,18 +45,25 @@ class RepairPolicyForm(VerbForm):
         label="Processes of no workload",
         help_text="On a GPU that nobody holds, or beside its holder. Operators are told in any case.",
     )
-    diagnostic_tool = forms.ChoiceField(choices=DiagnosticTool.choices, label="Diagnostic")
-    diagnostic_seconds = forms.IntegerField(
-        label="Deadline of a diagnostic", help_text="Seconds for one GPU; one that does not end by then has failed."
+    diagnostic_tool = forms.ChoiceField(
+        label="Diagnostic", help_text="What hosts name their own is allowed in their agents' options (--diagnostic)."
+    )
+    diagnostic_seconds = LengthField(
+        label="Deadline of a diagnostic", help_text="For one GPU, such as 10 min; one that does not end by then has failed."
     )
     diagnose_every_hours = forms.IntegerField(
-        label="Idle GPUs every", help_text="Hours. They are given to work at once. 0: never."
+        label="Idle GPUs every so many hours", help_text="They are given to work at once. 0: never."
     )
     diagnose_after_quarantine = forms.BooleanField(
         required=False,
         label="Diagnose by itself after a quarantine",
         help_text="Once nothing holds the GPU: it comes back when it passes, and goes out when it fails.",
     )
+
+    def __init__(self, *args: Any, pool: Pool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        fields["diagnostic_tool"].choices = reads.diagnostic_tools(pool)
 
 
 @signed_in

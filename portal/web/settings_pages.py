@@ -14,11 +14,13 @@ from portal import policy
 from portal.models import Organisation, Template
 from portal.selectors import hosts as host_reads
 from portal.selectors import organisation as reads
+from portal.selectors import repairs as repair_reads
 from portal.services import health as health_verbs
 from portal.services import pools as verbs
 from portal.services.repairs import POLICY as REPAIR_POLICY
 from portal.services.repairs import change_repair_policy
 from portal.web.access import signed_in, viewer
+from portal.web.length_field import LengthField, words_of
 from portal.web.repairs import RepairPolicyForm
 from portal.web.verb_form import VerbForm
 from scheduler.isolation import Isolation
@@ -26,17 +28,17 @@ from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 from telemetry.models import HealthRule
 
 LIMIT_WORDS = {
-    "notice_seconds": ("Notice", "Seconds between the warning and the stop signal, in which a checkpoint is written."),
-    "grace_seconds": ("Grace", "Seconds between the stop signal and the kill."),
-    "minimum_runtime_seconds": ("Shortest undisturbed run", "Seconds a workload runs before it may be preempted."),
-    "half_life_seconds": ("Half-life of use", "Seconds after which past use counts half in fair share."),
+    "notice_seconds": ("Notice", "Between the warning and the stop signal, in which a checkpoint is written."),
+    "grace_seconds": ("Grace", "Between the stop signal and the kill."),
+    "minimum_runtime_seconds": ("Shortest undisturbed run", "How long a workload runs before it may be preempted."),
+    "half_life_seconds": ("Half-life of use", "After which past use counts half in fair share."),
     "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
-    "longest_runtime_seconds": ("Longest runtime", "Seconds a workload may ask for."),
+    "longest_runtime_seconds": ("Longest runtime", "That a workload may ask for."),
     "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
-    "longest_reservation_seconds": ("Longest reservation", "Seconds."),
-    "reservation_horizon_seconds": ("How far ahead", "Seconds from now in which reservations may end."),
-    "no_show_seconds": ("No-show limit", "Seconds after which an unused reservation is released."),
-    "idle_limit_seconds": ("Idle limit", "Seconds without work after which a notebook is stopped, a warning before."),
+    "longest_reservation_seconds": ("Longest reservation", "From its start to its end."),
+    "reservation_horizon_seconds": ("How far ahead", "From now, until which reservations may end."),
+    "no_show_seconds": ("No-show limit", "After which an unused reservation is released."),
+    "idle_limit_seconds": ("Idle limit", "Without work, after which a notebook is stopped, a warning before."),
     "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
     "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
     "most_waiting_per_user": (
@@ -53,10 +55,16 @@ class OrganisationForm(VerbForm):
     currency = forms.CharField(max_length=10, label="Currency", help_text="Three letters. Sums are never converted.")
 
 
+EXAMPLES = "Such as 90 s, 15 min or 2 h."
+
+
 class PoolForm(VerbForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, (label, words) in LIMIT_WORDS.items():
+            if verbs.POOL_LIMITS[name][2] == "seconds":
+                self.fields[name] = LengthField(label=label, help_text=f"{words} {EXAMPLES}")
+                continue
             self.fields[name] = forms.IntegerField(
                 label=label, help_text=words, required=name not in verbs.MAY_BE_EMPTY
             )
@@ -92,7 +100,7 @@ class TemplateForm(VerbForm):
     profile = forms.CharField(
         max_length=60, required=False, label="Slice profile", help_text="Empty: whole GPUs. For instance 1g.10gb."
     )
-    max_runtime_seconds = forms.IntegerField(initial=4 * 3600, label="Longest life, seconds")
+    max_runtime_seconds = LengthField(initial=4 * 3600, label="Longest life", help_text=EXAMPLES)
     command = forms.CharField(
         required=False, widget=forms.Textarea, label="Command", help_text="Shell text; for a job only."
     )
@@ -102,7 +110,7 @@ class HealthRuleForm(VerbForm):
     code = forms.CharField(max_length=40)
     action = forms.ChoiceField(choices=HealthRule.Action.choices)
     repeats = forms.IntegerField()
-    window_seconds = forms.IntegerField()
+    window_seconds = LengthField(label="window")
 
 
 @signed_in
@@ -162,7 +170,7 @@ def _demand_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
 
 
 def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
-    form = RepairPolicyForm(request.POST)
+    form = RepairPolicyForm(request.POST, pool=row)
     if form.is_valid():
         done = form.carry_out(
             change_repair_policy, actor=viewer(request), pool=row, now=timezone.now(), **form.cleaned_data
@@ -177,9 +185,10 @@ def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
 def _pool_page(
     request: HttpRequest, row: Pool, form: PoolForm, isolation: IsolationForm, repair: RepairPolicyForm | None = None
 ) -> HttpResponse:
-    repair = repair or RepairPolicyForm(initial={name: getattr(row, name) for name in REPAIR_POLICY})
+    repair = repair or RepairPolicyForm(pool=row, initial={name: getattr(row, name) for name in REPAIR_POLICY})
     context = {
         "repair": repair,
+        "diagnostic_tool": repair_reads.diagnostic_tool(row),
         "pool": row,
         "form": form,
         "isolation": isolation,
@@ -263,7 +272,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
                 messages.error(request, str(error))
         return redirect("health-rules")
     context = {
-        "rows": sorted(HealthRule.objects.all(), key=_code_order),
+        "rows": [(rule, words_of(rule.window_seconds)) for rule in sorted(HealthRule.objects.all(), key=_code_order)],
         "actions": [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices],
         "may_change": policy.may(request.user, "health_rule.change"),
     }

@@ -68,5 +68,6 @@ class Code(StrEnum):
     TIME_LIMIT = "time_limit"
     IDLE = "idle"
     START_FAILED = "start_failed"
+    PROLOG_FAILED = "prolog_failed"
     DRAINED = "drained"
     DEPENDENCY_NEVER_MET = "dependency_never_met"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import locks
+from agent import commands, locks
 from agent.conditions import Condition
 from agent.diagnose import dcgm_results
 from agent.diagnostics import Diagnostics, plant_fault
@@ -57,12 +58,16 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Diagnostics]]:
     """Makes the diagnostics of a host with one GPU; their processes are gone after the test."""
     made: list[Diagnostics] = []
 
-    def one(gpu: GpuSeen = WHOLE, *, simulated: bool = False, condition: Condition | None = None) -> Diagnostics:
+    def one(
+        gpu: GpuSeen = WHOLE, *, simulated: bool = False, condition: Condition | None = None,
+        commands: dict[str, list[str]] | None = None,
+    ) -> Diagnostics:
         async def conditions() -> dict[str, Condition]:
             return {gpu.uuid: condition or {}}
 
         state, hardware = State(tmp_path / "state"), Hardware([gpu])
-        made.append(Diagnostics(state, hardware, tmp_path / "locks", simulated=simulated, conditions=conditions))
+        folder = tmp_path / "locks"
+        made.append(Diagnostics(state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands))
         return made[-1]
 
     yield one
@@ -369,3 +374,58 @@ def test_the_programs_are_ptx_that_nvidias_assembler_takes(tmp_path: Path, archi
     source = tmp_path / "kernels.ptx"
     source.write_text(PTX)
     subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")], check=True)
+
+
+# -- the operator's own, by name -------------------------------------------------------------------------------------------
+
+
+def program(tmp_path: Path, lines: str) -> list[str]:
+    path = tmp_path / "burn"
+    path.write_text(f"#!/bin/bash\n{lines}\n")
+    path.chmod(0o700)
+    return [str(path), "an argument"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "detail"),
+    [
+        ('[ "$1" = "an argument" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-0 ] && [ "$GPUPOOL_GPU_INDEX" = 0 ]', "passed", ""),
+        ("echo too hot; exit 3", "failed", "burn: too hot"),
+        ("kill -SEGV $$", "failed", "burn"),
+    ],
+)
+async def test_a_program_of_the_operators_decides_by_its_exit_status(
+    make: Callable[..., Diagnostics], tmp_path: Path, lines: str, state: str, detail: str
+) -> None:
+    diagnostics = make(commands={"burn": program(tmp_path, lines)})
+    diagnostics.want([wanted(tool="burn")])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.tool, seen.detail) == (state, "burn", detail)
+
+
+async def test_a_program_of_the_operators_that_does_not_end_has_failed_and_nothing_of_it_is_left(
+    make: Callable[..., Diagnostics], tmp_path: Path
+) -> None:
+    diagnostics = make(commands={"burn": program(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait")})
+    diagnostics.want([wanted(tool="burn", deadline=6.0)])
+    seen = await end_of(diagnostics, within=20)
+    assert (seen.state, seen.detail) == ("failed", "burn: it did not end in time")
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/fd").exists()
+
+
+async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..., Diagnostics]) -> None:
+    diagnostics = make()
+    diagnostics.want([wanted(tool="rm -rf /")])
+    seen = await end_of(diagnostics)
+    assert (seen.state, seen.detail) == ("stopped", "this host has no diagnostic of the name 'rm -rf /'")
+
+
+def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
+    good = program(tmp_path, "true")[0]
+    assert commands._diagnostic(f"burn={good} 60 'two words'") == ("burn", [good, "60", "two words"])
+    for bad in ("burn", "burn=", f"auto={good}", f"9={good}", "burn=relative", "burn=/nowhere", f"burn={good} 'open", f"={good}"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            commands._diagnostic(bad)
+    os.chmod(good, 0o777)
+    with pytest.raises(argparse.ArgumentTypeError, match="can be changed by others"):
+        commands._diagnostic(f"burn={good}")

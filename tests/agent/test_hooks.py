@@ -105,6 +105,7 @@ async def test_a_prolog_that_fails_keeps_the_work_from_starting_and_says_why(
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code, ended.started_at) == ("start_failed", None, None)
     assert ended.step == "the operator's prolog ended with 4: the scratch disk is not mounted"
+    assert ended.prolog_failed, "which is the host's matter"
     assert told.lines == ["epilog run-1 start_failed "], "what the prolog began is put in order, the work never ran"
     await edge.want(job("echo begun", generation=2, units=agent.units[:1]))
     assert (await edge.until_state("run-2", "ended")).outcome == "start_failed", "the GPU was free again"

@@ -32,6 +32,8 @@ SECOND = dt.timedelta(seconds=1)
         ("", Code.HOST_LOST, Code.HOST_LOST, True),
         ("", Code.LEASE_LOST, Code.LEASE_LOST, True),
         ("", Code.START_FAILED, Code.START_FAILED, True),
+        ("", Code.PROLOG_FAILED, Code.PROLOG_FAILED, True),
+        (Code.CANCELLED, Code.PROLOG_FAILED, Code.CANCELLED, False),
         (Code.EVICTED_FOR_GUARANTEE, Code.CHECKPOINTED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.FAILED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.KILLED_AT_GRACE, Code.EVICTED_FOR_GUARANTEE, True),
@@ -76,7 +78,8 @@ def test_the_documented_table_of_retries_is_what_happens(told: str, outcome: str
         assert (answer.failures, answer.lost) == (1 if own else 0, 1 if lost else 0)
         for before in range(own or lost or 40):
             again = Workload(kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before)
-            expected = min(15 * 2**before, 1800) if waits.startswith("15 s, doubled") else 0
+            doubled, fixed = waits.startswith("15 s, doubled"), {"60 s": 60}.get(waits, 0)
+            expected = min(15 * 2**before, 1800) if doubled else fixed
             assert verdict(again, outcome).comes_back and verdict(again, outcome).wait_seconds == expected
         if own or lost:
             used = Workload(kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost)
@@ -87,7 +90,7 @@ def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
     table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
     known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
-    assert len(known) == 13 and known == {outcome for _, outcome, *_ in _documented()}
+    assert len(known) == 14 and known == {outcome for _, outcome, *_ in _documented()}
 
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:

@@ -34,6 +34,14 @@ def test_one_that_could_not_start_on_three_hosts_ends_with_their_number(world: W
     assert (done.state, done.outcome, done.outcome_numbers["failed_on_hosts"]) == ("ended", "start_failed", 3)
 
 
+def test_a_prolog_that_fails_on_every_host_burns_nothing_of_the_workload(world: World) -> None:
+    work = workload(world, world.vision, most_retries=2)
+    for minute, host in enumerate(["alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha"]):
+        work = fail(work, world, host, 2 * minute, "prolog_failed")
+        assert (work.state, work.reason_code, work.failures, work.lost_attempts) == ("queued", "prolog_failed", 0, 0)
+        assert work.not_before is not None
+
+
 def test_one_that_fails_at_once_everywhere_uses_no_more_of_its_retries(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta")):

@@ -63,6 +63,17 @@ def test_one_workload_that_fails_again_and_again_counts_once(world: World) -> No
     assert not closed()
 
 
+def test_a_prolog_that_fails_counts_each_time_and_on_however_many_hosts(world: World) -> None:
+    work = fails(world, world.vision, "prolog_failed", host="beta")
+    for minute in (1, 2):
+        fails(world, world.vision, "prolog_failed", minute=minute, work=work)
+    look()
+    assert not closed()
+    fails(world, world.vision, "prolog_failed", minute=3, work=work)
+    look(9, 21)
+    assert closed() and not closed("beta")
+
+
 def test_a_workload_that_fails_on_several_hosts_is_not_their_fault(world: World) -> None:
     for minute in (0, 1, 2):
         work = fails(world, world.vision, "start_failed", minute=minute, who=minute)

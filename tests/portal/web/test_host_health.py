@@ -126,6 +126,23 @@ def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
     assert signed_in(world.vision.member).post(address, given).status_code == 403
 
 
+def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World) -> None:
+    Host.objects.filter(name="alpha").update(hardware={"reported": {"diagnostics": ["burn"]}})
+    client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
+    assert "burn, on 1 of 3 hosts" in client.get(address).content.decode()
+    given = {"stray_action": "report", "diagnostic_seconds": "5 min", "diagnose_every_hours": "0"}
+    assert client.post(address, given | {"diagnostic_tool": "rm -rf /"}).status_code == 400
+    assert client.post(address, given | {"diagnostic_tool": "burn"}).status_code == 302
+    assert Pool.objects.get(slug="shared").diagnostic_tool == "burn"
+    api = "/api/v1/pools/shared/repair-policy/"
+    refused = client.put(api, {"diagnostic_tool": "; reboot"}, content_type="application/json")
+    assert refused.status_code == 400 and "allowed: auto, burn, dcgm, own" in refused.content.decode()
+    row = diagnostics.want(Gpu.objects.get(host__name="alpha", index=0), why=Diagnostic.Why.OPERATOR, now=world.now)
+    assert [each.tool for each in diagnostics.wanted_of(row.host, Pool.objects.get(slug="shared"))] == ["burn"]
+    Host.objects.filter(name="alpha").update(hardware={})
+    assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), "what was chosen stays, and says so"
+
+
 def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: World) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
     run_job(world, world.language, "elsewhere", host="beta", gpus=[0])
