@@ -122,6 +122,14 @@ def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -
         assert "It is quarantined" in shown and "make a new join token below" in shown
 
 
+def test_an_operator_sees_on_which_boot_of_which_machine_the_agent_is(world: World) -> None:
+    """It tells a whole copy of the agent's folder, started while the host is off, from the host."""
+    page, boot = reverse("host", args=["alpha"]), "4f1c2a9e-0000-4000-8000-000000000001"
+    Host.objects.filter(name="alpha").update(boot_id=boot)
+    assert f"(boot {boot[:11]}…)" in signed_in(world.operator).get(page).content.decode()
+    assert boot[:11] not in signed_in(world.vision.member).get(page).content.decode()
+
+
 def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     client = signed_in(world.operator)
     page = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"})
