@@ -73,6 +73,8 @@ class Run:
     activity: dict[str, Any] = field(default_factory=dict)
     background: Background = field(default_factory=Background)
     checkpoint_at: float | None = None
+    saved: bool = False  # it has acknowledged a checkpoint since its notice
+    word_before_notice: list[int] | None = None  # the acknowledgement as it stood then
     secret: str = ""
     reported_ended: bool = False
     unnamed_since: float | None = None
@@ -113,6 +115,7 @@ class Run:
             started_at=self.shim.get("started_at"),
             ended_at=self.ended.get("ended_at"),
             checkpoint_at=self.checkpoint_at,
+            saved=self.saved,
             activity=self.activity,
             prolog_failed=bool(self.ended.get("prolog_failed")),
         )
@@ -201,6 +204,8 @@ class Runs:
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
+            # An agent of an earlier version did not note it: then only a word that is newer than this start counts.
+            run.word_before_notice = order["word"] if "word" in order else _told_apart(self._acknowledgement(run))
             self.runs[run.id] = run
             self._look_at_safely(run)
             if run.shim and not run.ended:
@@ -222,7 +227,9 @@ class Runs:
             log.error("run %s: %s", run.id, error)  # a full disk: looked at again in a moment
 
     def _look_at(self, run: Run) -> None:
-        run.checkpoint_at = self._acknowledged_at(run)
+        word = self._acknowledgement(run)
+        run.checkpoint_at = word.st_mtime if word else None
+        run.saved = run.noticed and word is not None and _told_apart(word) != run.word_before_notice
         ended = read_json(run.folder / "exit.json")
         if ended is not None:
             self._note_end(run, ended)
@@ -342,13 +349,13 @@ class Runs:
         self.trash.throw(run.folder / "tmp")
         (run.folder / "spec.json").unlink(missing_ok=True)
 
-    def _acknowledged_at(self, run: Run) -> float | None:
-        """When the workload last said that its checkpoint was written. The file is the workload's: never follow it."""
+    def _acknowledgement(self, run: Run) -> os.stat_result | None:
+        """The workload's last word that its checkpoint was written. The file is the workload's: never follow it."""
         try:
             found = os.lstat(self._checkpoint(run.about["workload"]) / ACKNOWLEDGEMENT)
         except OSError:
             return None
-        return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+        return found if stat.S_ISREG(found.st_mode) else None
 
     def seen(self) -> list[RunSeen]:
         """Every run, and every start that waits."""
@@ -542,8 +549,9 @@ class Runs:
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Have the shim tell the workload that it will be stopped."""
         run = self.runs[run_id]
-        self._order(run, notice={"code": code, "stop_at": stop_at})
-        run.noticed = True
+        word = _told_apart(self._acknowledgement(run))
+        self._order(run, notice={"code": code, "stop_at": stop_at}, word=word)
+        run.noticed, run.word_before_notice = True, word
 
     def withdraw(self, run_id: str) -> None:
         """It may stay after all."""
@@ -586,6 +594,11 @@ class Runs:
     def keep_log_mark(self, run: Run, offset: int) -> None:
         """The server has this run's log up to ``offset``."""
         write_json(run.folder / "log_sent.json", {"offset": offset})
+
+
+def _told_apart(word: os.stat_result | None) -> list[int] | None:
+    """What tells one acknowledgement from another, whatever the clock of the file system says, as the shim does it."""
+    return [word.st_ino, word.st_mtime_ns, word.st_ctime_ns] if word else None
 
 
 def _is_socket(path: Path) -> bool:

@@ -114,6 +114,25 @@ async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(edge: F
     assert seen is not None and seen.checkpoint_at is None
 
 
+async def test_only_a_word_after_the_notice_says_that_it_is_saved_whatever_the_clock_of_the_files(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    run = await running(edge, agent, "gpupool checkpoint done; echo begun; while :; do sleep 0.1; done")
+    word = agent.state / "homes" / ".checkpoints" / "workload-1" / ".done"
+    os.utime(word, (time.time() + 3600,) * 2)  # by a file server whose clock is an hour ahead
+    await edge.change(run, verb="notice", code="drained")
+    await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
+    await agent.kill()
+    await agent.start()  # the next one knows it too
+    await edge.until(lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000)
+    seen = edge.seen(run)
+    assert seen is not None and not seen.saved
+    word.unlink()
+    word.touch()
+    os.utime(word, (time.time() - 3600,) * 2)
+    await edge.until(lambda: (seen := edge.seen(run)) is not None and seen.saved)
+
+
 @pytest.mark.parametrize(
     ("command", "outcome", "acknowledged"),
     [
