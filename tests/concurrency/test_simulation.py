@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.test.utils import override_settings
@@ -62,13 +63,13 @@ def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.
 
 def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     said: set[str] = set()
-    whole = reconcile.desired
+    whole = reconcile.wanted_of
 
-    def forgetful(*given: object) -> Desired:
-        answer = whole(*given)  # type: ignore[arg-type]
+    def forgetful(*given: Any, **also: Any) -> Desired:
+        answer = whole(*given, **also)
         wanted = [dataclasses.replace(run, verb="start") if run.run in said else run for run in answer.runs]
         said.update(run.run for run in answer.runs if run.verb == "stop")
         return dataclasses.replace(answer, runs=wanted)
 
-    monkeypatch.setattr(reconcile, "desired", forgetful)
+    monkeypatch.setattr(reconcile, "wanted_of", forgetful)
     assert found_in("in the end")
