@@ -116,9 +116,10 @@ def desired(host_id: int, now: datetime) -> Desired:
     return reconcile.desired(_host(host_id), now)
 
 
-def refused(host_id: int, reason: str, now: datetime) -> None:
-    """A second agent with this host's credential was turned away before it said anything: kept for the host's page."""
-    services.note_refused_agent(host_id, reason=reason, code="agent_second", now=now)
+def refused(host_id: int, reason: str, now: datetime, code: str = "") -> None:
+    """An agent with this host's credential was turned away before it said anything: kept for the host's page. ``code``:
+    ``agent_second`` where it is another than the one that is connected."""
+    services.note_refused_agent(host_id, reason=reason, code=code, now=now)
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:

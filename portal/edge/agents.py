@@ -43,11 +43,10 @@ from agent.protocol import (
 )
 from portal.edge import hosts, metrics
 from portal.edge.bus import Bus
-from portal.edge.hosts import KnownHost, Unwelcome
+from portal.edge.hosts import KnownHost, LogNotKept, Unwelcome
 from portal.edge.streams import StreamPool
 from portal.edge.threads import Threads
 from scheduler.nudge import HOSTS
-from scheduler.services.agents import note_refused_agent
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +58,7 @@ SILENT_SECONDS = 30.0  # a connection on which nothing was heard this long is cl
 PROBE_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
 CLOSE_SECONDS = 2.0
 BODY_SECONDS = 20.0  # within which the body of a request to join has to be there
+LOG_TROUBLE_SECONDS = 60.0  # between two words about logs that can't be kept
 SEND_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
 
 RENEWED = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
@@ -122,6 +122,9 @@ class Agents:
         self._runs_changed = runs_changed
         self._connections: dict[int, Connection] = {}
         self._taking_over: dict[int, asyncio.Lock] = {}
+        self._instances: dict[int, str] = {}  # by host: whose reports were taken in last
+        self._looks: set[asyncio.Task[None]] = set()
+        self._log_trouble_at = -LOG_TROUBLE_SECONDS
         self.streams = StreamPool(self._wake)
         bus.on_host(self._wake)
         bus.after_gap(self._wake_all)
@@ -185,7 +188,7 @@ class Agents:
 
         async def serve(connection: Connection) -> None:
             if self._comes_from_the_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
-                await self.streams.serve(connection.host.id, connection.socket)
+                await self.streams.serve(connection.host.id, connection.socket, connection.transport)
             else:
                 await self._refuse_stream(connection)
 
@@ -304,8 +307,7 @@ class Agents:
         except ProtocolError as error:
             if isinstance(error, OtherVersion):  # nothing of it can be read, so only this tells its operator
                 with contextlib.suppress(DatabaseError):
-                    host_id, now = connection.host.id, timezone.now()
-                    await self._threads.ask(note_refused_agent, host_id, reason=str(error), now=now)
+                    await self._threads.ask(hosts.note_unread, connection.host, str(error), timezone.now())
             await connection.refuse(str(error), retry=False, code=BAD_FRAME)
             return False
         except RecursionError:
@@ -316,7 +318,7 @@ class Agents:
             await connection.refuse(reason, retry=False, code=BAD_FRAME)
             return False
         except Unwelcome as error:
-            await connection.refuse(str(error), retry=error.retry)
+            await self._turn_away(connection, error)
             return False
         except RedisError as error:
             log.warning("samples not passed on, the agent sends them again", host=connection.host.name, error=str(error))
@@ -327,11 +329,20 @@ class Agents:
             return False
         return True
 
+    async def _turn_away(self, connection: Connection, no: Unwelcome) -> None:
+        """It is the host's agent no more, and so nobody's requests go on to it. A line that is only lost cuts none of them."""
+        if connection.reported and not no.retry:
+            self.streams.cut(connection.host.id)
+        await connection.refuse(str(no), retry=no.retry)
+
     async def _accept(self, connection: Connection, frame: Any) -> None:
         host, now = connection.host, timezone.now()
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
                 desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame, now)
+            if self._instances.setdefault(host.id, frame.instance) != frame.instance:
+                self._instances[host.id] = frame.instance
+                self.streams.cut(host.id)  # another agent has joined as this host
             connection.reported, connection.answered = True, frame.sequence
             connection.binds_streams = frame.binds_streams
             self._note_runs(connection, frame)
@@ -344,11 +355,22 @@ class Agents:
         elif isinstance(frame, SampleBatch):
             await self._threads.run(hosts.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):
-            await self._threads.ask(hosts.store_log, host, frame)
-            await self._bus.tell_pages(f"log:{frame.run}")
+            await self._store_log(host, frame)
         elif isinstance(frame, Health):
             await self._threads.ask(hosts.accept_health, host, frame, now)
             await self._bus.tell_pages(HOSTS)
+
+    async def _store_log(self, host: KnownHost, chunk: LogChunk) -> None:
+        """A log that can't be kept is a gap in that log, and no reason to lose the agent."""
+        try:
+            await self._threads.ask(hosts.store_log, host, chunk)
+        except LogNotKept as error:
+            metrics.LOGS_NOT_KEPT.inc()
+            if time.monotonic() - self._log_trouble_at >= LOG_TROUBLE_SECONDS:
+                self._log_trouble_at = time.monotonic()
+                log.error("logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error))
+            return
+        await self._bus.tell_pages(f"log:{chunk.run}")
 
     def _note_runs(self, connection: Connection, seen: Observed) -> None:
         """Open workspaces are looked at again as soon as an agent reports another state of a run."""
@@ -379,7 +401,7 @@ class Agents:
         except ConnectionError as error:
             log.info("agent's connection broke", host=connection.host.name, error=str(error))
         except Unwelcome as error:
-            await connection.refuse(str(error), retry=error.retry)
+            await self._turn_away(connection, error)
 
     async def _send_newest(self, connection: Connection) -> None:
         desired, connection.desired = connection.desired, None
@@ -411,9 +433,21 @@ class Agents:
         connection = self._connections.get(host)
         if connection is not None:
             connection.due.set()
+        elif host in self.streams.hosts():
+            look = asyncio.create_task(self._cut_if_revoked(host))
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    async def _cut_if_revoked(self, host: int) -> None:
+        """Its agent's line is away, so that nothing else would tell that it was revoked."""
+        try:
+            if not await self._threads.ask(hosts.has_agent, host):
+                self.streams.cut(host)
+        except DatabaseError as error:
+            log.warning("not known whether the agent was revoked", host=host, error=str(error))
 
     def _wake_all(self) -> None:
-        for host in self._connections:
+        for host in {*self._connections, *self.streams.hosts()}:
             self._wake(host)
 
 

@@ -40,6 +40,10 @@ class Unwelcome(Exception):
         self.retry = retry
 
 
+class LogNotKept(Exception):
+    """The disk for logs takes nothing: full, broken or not there."""
+
+
 def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
     """Spend a join token. Raises Unwelcome."""
     with _refusals():
@@ -100,14 +104,27 @@ def accept_health(host: KnownHost, event: Health, now: dt.datetime) -> None:
 
 
 def store_log(host: KnownHost, chunk: LogChunk) -> None:
-    """Keep a piece of a run's log. Raises Unwelcome for a run of another host."""
-    with _refusals():
-        scheduler_api.store_log(host.id, chunk)
+    """Keep a piece of a run's log. Raises Unwelcome for a run of another host, and LogNotKept."""
+    try:
+        with _refusals():
+            scheduler_api.store_log(host.id, chunk)
+    except OSError as error:
+        raise LogNotKept(str(error)) from None
 
 
 def note_refused(host: KnownHost, reason: str, now: dt.datetime) -> None:
     """Keep, for the host's page, that another agent of this host was turned away."""
+    scheduler_api.refused(host.id, reason, now, code="agent_second")
+
+
+def note_unread(host: KnownHost, reason: str, now: dt.datetime) -> None:
+    """Keep, for the host's page, that its agent was turned away because nothing that it says can be read."""
     scheduler_api.refused(host.id, reason, now)
+
+
+def has_agent(host_id: int) -> bool:
+    """Whether an agent has joined as this host and was not revoked since."""
+    return Host.objects.filter(pk=host_id).exclude(credential_hash="").exists()
 
 
 def _check(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> None:

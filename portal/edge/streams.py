@@ -34,9 +34,10 @@ class Stream(asyncio.Transport):
     stops the reading of frames, so a slow end on either side slows only its own connection.
     """
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
         super().__init__()
         self._socket = socket
+        self._transport = transport  # below the socket
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent = bytearray()
         self._writer_paused = False
@@ -74,6 +75,8 @@ class Stream(asyncio.Transport):
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or self._protocol is None:
                 await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked")
+                return
+            if self._told_lost:
                 return
             self._protocol.data_received(message.data)  # type: ignore[attr-defined]
             await self._may_read.wait()
@@ -131,6 +134,13 @@ class Stream(asyncio.Transport):
         self._unsent.clear()
         self.close()
 
+    def cut(self) -> None:
+        """End it now, without a word to the other end: nothing more goes either way."""
+        self._unsent.clear()
+        self._lost()
+        if self._transport is not None:
+            self._transport.abort()
+
     def pause_reading(self) -> None:
         self._may_read.clear()
 
@@ -152,9 +162,10 @@ class Stream(asyncio.Transport):
 
 
 class StreamPool:
-    """The idle streams of each host, and who waits for one."""
+    """The streams of each host, the idle ones among them, and who waits for one."""
 
     def __init__(self, ask_for_more: Callable[[int], None]) -> None:
+        self._all: dict[int, set[Stream]] = defaultdict(set)
         self._idle: dict[int, deque[Stream]] = defaultdict(deque)
         self._waiting: dict[int, deque[asyncio.Future[Stream]]] = defaultdict(deque)
         self._ask_for_more = ask_for_more
@@ -172,17 +183,29 @@ class StreamPool:
         for stream in self._idle.pop(host, ()):
             stream.close()
 
-    async def serve(self, host: int, socket: web.WebSocketResponse) -> None:
-        """Keep one connection of an agent until it ends."""
+    def hosts(self) -> list[int]:
+        """Those of which there is a stream, idle or in use."""
+        return [host for host, streams in self._all.items() if streams]
+
+    def cut(self, host: int) -> None:
+        """End all streams of a host, also those in use: who dialled them is its agent no more."""
+        self._idle.pop(host, None)
+        for stream in list(self._all.get(host, ())):
+            stream.cut()
+
+    async def serve(self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
+        """Keep one connection of an agent until it ends; ``transport`` is what it runs over."""
         if len(self._idle[host]) >= MOST_IDLE:
             await socket.send_str(encode(Refused(f"{MOST_IDLE} idle streams of this host are enough", retry=True)))
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return
-        stream = Stream(socket)
+        stream = Stream(socket, transport)
+        self._all[host].add(stream)
         self._offer(host, stream)
         try:
             await stream.carry()
         finally:
+            self._all[host].discard(stream)
             with contextlib.suppress(ValueError):
                 self._idle[host].remove(stream)
 

@@ -1,0 +1,94 @@
+"""Connections that an agent lent for workspaces end with its right to speak for the host, and a log without a disk ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from django.utils import timezone
+
+from agent import protocol
+from portal.edge import streams
+from scheduler import agent_api, services
+from scheduler.models import Host
+from tests.portal.edge.conftest import Notebook, SmallAgent, observed, rows, until
+from tests.portal.edge.test_agents import revoke
+
+ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+
+
+async def echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
+    """Whether what a browser says over this socket still reaches the run and comes back."""
+    try:
+        await socket.send_str("anybody there?")
+        return bool((await socket.receive(timeout=5)).data == "anybody there?")
+    except ConnectionError:
+        return False
+
+
+async def lose_the_line(agent: SmallAgent) -> None:
+    assert agent.socket is not None
+    await agent.socket.close()
+    await until(lambda: not agent.place.edge.agents.is_connected(agent.host.pk))
+
+
+async def test_a_revoked_agent_gets_nothing_of_people_any_more(
+    notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "OPEN_SECONDS", 0.2)
+    cookie = await notebook.enter()
+    assert (await notebook.get("/lab", cookie)).status == 200, "over a stream that is kept for the next request"
+    in_use = await notebook.socket(cookie)
+    assert await echoes(in_use)
+    await rows(revoke, agent.host)
+    assert (await in_use.receive(timeout=5)).type in ENDED
+    assert agent.place.edge.agents.streams.hosts() == []
+    assert 200 not in [(await notebook.get(f"/lab?{n}", cookie)).status for n in range(2)]
+
+
+async def test_also_one_that_is_revoked_while_its_line_is_away(notebook: Notebook, agent: SmallAgent) -> None:
+    in_use = await notebook.socket(await notebook.enter())
+    await lose_the_line(agent)
+    assert await echoes(in_use), "a lost line cuts nobody"
+    await rows(revoke, agent.host)
+    assert (await in_use.receive(timeout=5)).type in ENDED
+    assert agent.place.edge.agents.streams.hosts() == []
+
+
+async def test_when_another_agent_joins_the_streams_of_the_one_before_end(
+    notebook: Notebook, agent: SmallAgent
+) -> None:
+    in_use = await notebook.socket(await notebook.enter())
+    await lose_the_line(agent)
+
+    def join() -> str:
+        host = Host.objects.get(pk=agent.host.pk)
+        token = services.issue_join_token(host, now=timezone.now())
+        request = protocol.JoinRequest(1, token, host.name, "another installation", host.boot_id)
+        return agent_api.join(request, timezone.now()).credential
+
+    other = SmallAgent(notebook.place, agent.host, await rows(join))
+    await other.connect()
+    assert await echoes(in_use)
+    await other.say(observed(instance="another installation"))
+    assert isinstance(await other.hear(), protocol.Desired)
+    assert (await in_use.receive(timeout=5)).type in ENDED
+    await other.close()
+
+
+async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
+    notebook: Notebook, agent: SmallAgent, settings: Any, tmp_path: Path
+) -> None:
+    settings.GPUPOOL_STATE = tmp_path
+    (tmp_path / "logs").write_text("as on a full or broken disk: no folder can be made here")
+    run = str(notebook.run.public_id)
+    await agent.say(protocol.LogChunk(run, 0, "lost\n"))
+    await agent.say(observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)]))
+    frame = await agent.hear()
+    assert isinstance(frame, protocol.Desired) and frame.answers == 2
+    await asyncio.to_thread((tmp_path / "logs").unlink)
+    await agent.say(protocol.LogChunk(run, 5, "kept\n"))
+    await until(lambda: list((tmp_path / "logs").glob("*/*/0")))
