@@ -20,8 +20,17 @@ SECOND_FACTOR: dict[str, people.SecondFactorChange] = {
 }
 
 
+NOT_KNOWN = "Nobody has this user name or e-mail address with this password."
+
+
 class LocalAccounts(DefaultAccountAdapter):  # type: ignore[misc]
     """Local accounts are made by an operator; the sign-up page is closed."""
+
+    error_messages = DefaultAccountAdapter.error_messages | {
+        "username_password_mismatch": NOT_KNOWN,
+        "email_password_mismatch": NOT_KNOWN,
+        "too_many_login_attempts": "Too many wrong passwords. Try again in five minutes.",
+    }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         """Always False: an operator makes accounts."""

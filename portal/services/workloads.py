@@ -596,7 +596,8 @@ def _refuse_what_never_starts(actor: User, wish: _Wish, now: datetime) -> None:
     never = _never(now, owner=actor, **_columns(wish))
     if never is not None and not never.may_be_granted:
         field = _field_at_fault(never)
-        raise Invalid({field: wording.never_starts(never.code, never.numbers, actor)}, {field: never.numbers.get("need")})
+        value = wish.ask.columns["models_wanted" if field == "models" else field]
+        raise Invalid({field: wording.never_starts(never.code, never.numbers, actor)}, {field: shown(value)})
 
 
 def warning_of(workload: Workload, viewer: User, now: datetime) -> str:

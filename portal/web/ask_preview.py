@@ -279,8 +279,14 @@ def _quota(form: AskForm, lines: list[QuotaLine], gpus: float) -> dict[str, Any]
         "borrowed": max(0.0, held - line.guaranteed),
         "forecast": gpus,
         "mark": line.guaranteed,
-        "words": _quota_words(held + gpus, line.guaranteed, limit, team.name, later),
+        "words": _quota_words(held + gpus, line.guaranteed, limit, team.name, later)
+        if later or _may_borrow(form) or held + gpus <= line.guaranteed
+        else f"{count_of(held + gpus - line.guaranteed)} above the guarantee; what is not preemptible may not borrow.",
     }
+
+
+def _may_borrow(form: AskForm) -> bool:
+    return form.kind_chosen == "job" and bool(form.cleaned_data["preemptible"])
 
 
 def _quota_words(after: float, guaranteed: float, limit: float | None, team: str, later: bool) -> str:
@@ -492,7 +498,7 @@ def _ticks(first: datetime, span: timedelta) -> list[dict[str, Any]]:
     ticks = [{"x": "0.000", "text": f"{timezone.localtime(first):%H:%M}", "anchor": ""}]
     while at < first + span:
         share = (at - first) / span
-        if 0.06 < share < 0.97:
+        if 0.1 < share < 0.97:
             text = f"{at:%H:%M}" if at.hour else f"{at:%a} {at.day}"
             ticks.append({"x": f"{share * 100:.3f}", "text": text, "anchor": "anchor-middle"})
         at += step

@@ -176,7 +176,8 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
             }
         )
     borrows = any(line.borrowed for line in panel.lines)
-    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "budget": _budget(panel, currency, now)}
+    sliced = any(round(line.held, 2) % 1 for line in panel.lines)
+    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "sliced": sliced, "budget": _budget(panel, currency, now)}
 
 
 def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:

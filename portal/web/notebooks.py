@@ -224,18 +224,21 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         return redirect("job", public_id=public_id)
     currency = currency_of(request)
     piece = work.pieces([workload], now)[0]
+    ready = _is_ready(piece, user)
+    card = home_cards.whole_card(piece, user, currency, now)
+    if ready:  # the page has a button of its own for that
+        card["actions"] = [action for action in card["actions"] if action["label"] != "Open"]
     context = {
         "workload": workload,
-        "card": home_cards.whole_card(piece, user, currency, now),
+        "card": card,
         "steps": home_cards.step_line(piece) if workload.state != WorkloadState.ENDED else None,
-        "ready": _is_ready(piece, user),
-        "opens_itself": bool(request.GET.get("open")) and _is_ready(piece, user),
+        "ready": ready,
+        "opens_itself": bool(request.GET.get("open")) and ready,
         "waits_to_open": bool(request.GET.get("open"))
         and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
         "open_url": reverse("notebook-open", args=[workload.public_id]),
         "facts": jobs.facts_of(piece, user, now),
         "ended": home_cards.how_it_ended(piece, user),
-        "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
         "tabs": jobs.tabs_of(request, workload, piece, now),
         **jobs.tab_context(request, workload, piece, user, currency, now),
     }

@@ -1,0 +1,17 @@
+"""The form of the sign-in page, in the words of the other pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.forms import LoginForm
+
+
+class SignInForm(LoginForm):  # type: ignore[misc]
+    """User name or e-mail address, and password."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["login"].label = "User name or e-mail address"
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)  # it repeats the label

@@ -1,0 +1,20 @@
+"""The sign-in page speaks as the other pages do."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+
+def test_it_asks_for_a_user_name_and_says_plainly_that_it_knows_nobody_like_that(world: World) -> None:
+    client, address = Client(), reverse("account_login")
+    page = client.get(address).content.decode()
+    assert "User name or e-mail address" in page and ">Login<" not in page and "placeholder" not in page
+    for name in (world.vision.member.username, "nobody", "nobody@example.org"):
+        answer = client.post(address, {"login": name, "password": "wrong"}).content.decode()
+        assert "Nobody has this user name or e-mail address with this password." in answer
