@@ -326,6 +326,7 @@ class _Applier:
                 run = Run(
                     workload=workload, attempt=workload.attempt + 1, rank=rank, host_id=host,
                     generation=next(generations), placed_at=at,
+                    grace_seconds=self.pools[workload.pool_id].grace_seconds,
                 )  # fmt: skip
                 runs.append(run)
                 places.append((placement, run, units))

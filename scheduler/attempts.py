@@ -21,7 +21,7 @@ PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put righ
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
 MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
-AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start
+AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
 FIRST_BACK_OFF_SECONDS = 15
 LONGEST_BACK_OFF_SECONDS = 30 * 60
 SHORTEST_HOLD = timedelta(microseconds=1)  # an empty range would not be kept by PostgreSQL
@@ -200,10 +200,14 @@ def _hosts_failed_on(workload: Workload) -> int:
         {
             run.host_id
             for run in ended
-            if run.outcome != Code.FAILED
-            or (run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= AT_ONCE)
+            if run.outcome != Code.FAILED or ended_at_once(run)
         }
     )
+
+
+def ended_at_once(run: Run) -> bool:
+    """Whether it ended so soon after its start that it points at where it ran rather than at what it did."""
+    return run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= AT_ONCE
 
 
 def _end(workload: Workload, decided: Verdict, told: Run, ended_at: datetime, hosts: int) -> None:

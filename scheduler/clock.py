@@ -70,14 +70,18 @@ def stop_at_time_limits(now: datetime) -> None:
 
 
 def give_up_starts(now: datetime) -> None:
-    """Work that a living host has not begun to start for too long is taken back from it, and tried again."""
-    late = Run.objects.filter(
-        state=RunState.PLACED, placed_at__lte=now - START_LIMIT, host__lease_state=LeaseState.ALIVE
-    )
-    for pk in late.filter(workload__state=WorkloadState.PLACED).values_list("workload_id", flat=True).distinct():
+    """Work that a living host has not begun to start for too long is taken back from it, and tried again; a gang also where its
+    other hosts have begun: they wait for this one."""
+    beginning = (WorkloadState.PLACED, WorkloadState.STARTING)
+    late = Command.objects.filter(
+        verb=Command.Verb.START, done_at__isnull=True, created_at__lte=now - START_LIMIT,
+        run__state=RunState.PLACED, host__lease_state=LeaseState.ALIVE,
+    )  # fmt: skip
+    mute = late.filter(run__workload__state__in=beginning)
+    for pk in mute.values_list("run__workload_id", flat=True).distinct():
         with transaction.atomic():
             workload = locks.workloads([pk])[pk]
-            if workload.state == WorkloadState.PLACED:
+            if workload.state in beginning and mute.filter(run__workload=workload).exists():
                 grace = workload.pool.grace_seconds
                 commands.stop(workload, code=Code.START_FAILED, grace_seconds=grace, now=now)
 
@@ -176,7 +180,8 @@ def watch_hosts(now: datetime) -> None:
     for host in quiet:
         if host.lease_state == LeaseState.ALIVE:
             _suspect(host, now)
-    overdue = [h for h in quiet if _quiet_seconds(h, now) > rules.silent_seconds(h.pool.grace_seconds)]
+    patience = leases.silent_after(quiet) if quiet else {}
+    overdue = [host for host in quiet if _quiet_seconds(host, now) > patience[host.pk]]
     if overdue and leases.is_mass_silence(len(quiet), len(hosts)):
         log.error(
             "%d of %d hosts are quiet at once: the control plane is suspected, nobody is evicted",
@@ -204,7 +209,7 @@ def _suspect(host: Host, now: datetime) -> None:
 def _declare_silent(host: Host, now: datetime) -> None:
     with transaction.atomic():
         fresh = locks.hosts([host.pk])[host.pk]
-        if _quiet_seconds(fresh, now) <= leases.rules().silent_seconds(host.pool.grace_seconds):
+        if _quiet_seconds(fresh, now) <= leases.silent_after([host])[host.pk]:
             return
         old = LeaseState(fresh.lease_state)
         if old == LeaseState.SILENT or not change_state(
@@ -226,7 +231,7 @@ def _lose_what_is_left_on_silent_hosts(now: datetime) -> None:
 
 
 def maintenance_clock(now: datetime) -> None:
-    """Work is moved off in time for a window's start; the host is in maintenance while it lasts, and what it was before after it."""
+    """Work is moved off in time for a window's start; the host is in maintenance meanwhile, and what it was before after it."""
     for window in MaintenanceWindow.objects.filter(end__gt=now).select_related("host__pool"):
         pool = window.host.pool
         if window.start - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) <= now:

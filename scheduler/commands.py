@@ -36,20 +36,25 @@ def give_notice(
     workload: Workload, *, code: str, stop_at: datetime, grace_seconds: int, now: datetime, **also: object
 ) -> bool:
     """A running workload is told to write a checkpoint and be gone by ``stop_at``; ``also`` is set on it at the same time.
+    ``grace_seconds`` of its pool now; where its hosts were told a longer one at its start, that counts.
 
     False when it does not run (any more): then nothing is written.
     """
-    gone_by = stop_at + timedelta(seconds=grace_seconds)
+    runs = live_runs(workload)
+    gone_by = stop_at + _grace(runs, grace_seconds)
     if not change_state(workload, "state", old=WorkloadState.RUNNING, new=WorkloadState.NOTICE, stop_requested=code,
                         gone_by=gone_by, **also):  # fmt: skip
         return False
-    _command(live_runs(workload), Command.Verb.NOTICE, code, stop_at, now)
+    if any(run.saved for run in runs):  # since an earlier notice, which was withdrawn
+        Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
+    _command(runs, Command.Verb.NOTICE, code, stop_at, now)
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
     return True
 
 
 def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **also: object) -> bool:
     """A live workload is told to stop now; ``also`` is set on it at the same time. Its first reason stays its reason.
+    ``grace_seconds`` as for a notice.
 
     False when it is already stopping or does not run (any more): then nothing is written.
     """
@@ -57,12 +62,13 @@ def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **
     if old not in LIVE or old == WorkloadState.STOPPING:
         return False
     reason = workload.stop_requested or code
-    gone_by = now + timedelta(seconds=grace_seconds)
+    runs = live_runs(workload)
+    gone_by = now + _grace(runs, grace_seconds)
     if not change_state(
         workload, "state", old=old, new=WorkloadState.STOPPING, stop_requested=reason, gone_by=gone_by, **also
     ):
         return False
-    _command(live_runs(workload), Command.Verb.STOP, reason, None, now)
+    _command(runs, Command.Verb.STOP, reason, None, now)
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
     return True
 
@@ -79,6 +85,10 @@ def done(runs: Iterable[Run], now: datetime) -> None:
     ended = list(runs)
     Command.objects.filter(run__in=ended, done_at__isnull=True).update(done_at=now)
     nudge.hosts(run.host_id for run in ended)
+
+
+def _grace(runs: Sequence[Run], of_pool: int) -> timedelta:
+    return timedelta(seconds=max([of_pool, *(run.grace_seconds for run in runs)]))
 
 
 def _command(runs: Sequence[Run], verb: Command.Verb, code: str, stop_at: datetime | None, now: datetime) -> None:

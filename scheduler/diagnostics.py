@@ -7,9 +7,8 @@ of a GPU in service is only looked at while idle, and the host gives the GPU to 
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet
@@ -21,6 +20,7 @@ from scheduler.models import Allocation, BoundUnit, Diagnostic, Gpu, GpuStateCha
 from scheduler.services.hosts import change_gpu, change_repair, return_gpu, return_host, take_out_gpu
 from scheduler.services.refused import Refused
 from scheduler.states import AdminState, DiagnosticState, LeaseState, RepairState, accepts_work, change_state
+from scheduler.wire_values import moment, public_id
 
 OPEN = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 NO_ANSWER_MARGIN = timedelta(seconds=120)  # beyond the deadline, for a host that waits for the lock or was away
@@ -103,10 +103,16 @@ def wanted_of(host: Host, pool: Pool) -> list[DiagnosticWanted]:
 # -- what hosts answer ---------------------------------------------------------------------------------------------------
 
 
+def may_take_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
+    """Whether taking this in may take a GPU in service out: then its pool is to be locked before its host."""
+    failed = [key for one in seen if one.state == DiagnosticState.FAILED and (key := public_id(one.diagnostic)) is not None]
+    return bool(failed) and Diagnostic.objects.filter(host=host, public_id__in=failed, state__in=OPEN).exists()
+
+
 def take_in(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
     """What a host says of its diagnostics; what it says of others', or of those that are over, is not heard. The host is locked by
-    the caller."""
-    told = {key: one for one in seen if (key := _uuid(one.diagnostic)) is not None}
+    the caller, and its pool before it where ``may_take_out``."""
+    told = {key: one for one in seen if (key := public_id(one.diagnostic)) is not None}
     if not told:
         return
     rows = Diagnostic.objects.filter(host=host, public_id__in=list(told), state__in=OPEN).select_related("gpu")
@@ -117,7 +123,7 @@ def take_in(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
             "simulated": host.simulated,
             "checks": [_kept(check) for check in one.checks[:MOST_CHECKS]],
             "detail": one.detail[:300],
-            "started_at": _moment(one.started_at, now),
+            "started_at": _not_after(now, moment(one.started_at)),
         }
         if one.state == DiagnosticState.RUNNING:
             if row.state == DiagnosticState.WANTED and change_state(
@@ -131,6 +137,10 @@ def take_in(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
 def _kept(check: CheckSeen) -> dict[str, object]:
     numbers = {str(name)[:40]: value for name, value in list(check.numbers.items())[:20] if _is_plain(value)}
     return {"name": check.name[:40], "passed": check.passed, "numbers": numbers, "detail": check.detail[:200]}
+
+
+def _not_after(now: datetime, at: datetime | None) -> datetime | None:
+    return min(at, now) if at else None
 
 
 def _is_plain(value: object) -> bool:
@@ -158,8 +168,7 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 def _may_go(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
     """Whether a GPU in service goes out without a person. Many that fail at once have something else in common than being broken: a
     new driver, or a mistake of ours."""
-    pool = row.host.pool_id
-    locks.pools([pool])
+    pool = row.host.pool_id  # locked by who takes the answer in: of two hosts that answer at once one is counted by the other
     failed = Diagnostic.objects.filter(
         host__pool=pool, state=DiagnosticState.FAILED, ended_at__gt=now - OUT_WINDOW, gpu__repair_state=RepairState.OUT
     ).exclude(gpu=gpu)
@@ -298,16 +307,3 @@ def _due_by_turn(pool: Pool, now: datetime) -> list[Gpu]:
 def _tell(host_id: int) -> None:
     nudge.hosts([host_id])
     nudge.pages(nudge.HOSTS)
-
-
-def _moment(stamp: float | None, now: datetime) -> datetime | None:
-    if stamp is None or not 0 < stamp < 253_402_300_000:
-        return None
-    return min(datetime.fromtimestamp(stamp, UTC), now)
-
-
-def _uuid(text: str) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None

@@ -8,7 +8,6 @@ the GPU where nobody can say how it is.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +24,7 @@ from scheduler.models import Allocation, BoundUnit, Diagnostic, GeometryChange, 
 from scheduler.services.hosts import change_gpu, move_work_off_gpu
 from scheduler.services.refused import Refused
 from scheduler.states import DiagnosticState, GeometryState, LeaseState, RepairState, change_state
+from scheduler.wire_values import public_id
 
 OPEN = (GeometryState.DRAINING, GeometryState.CHANGING)
 DEADLINE_SECONDS = 120.0  # for the driver: switching MIG on may reset the GPU
@@ -147,7 +147,7 @@ def wanted_of(host: Host) -> list[GeometryWanted]:
 
 def take_in(host: Host, seen: Iterable[GeometrySeen], now: datetime) -> None:
     """What a host says of its changes, after its inventory was taken in. The host is locked by the caller."""
-    told = {key: one for one in seen if (key := _uuid(one.change)) is not None}
+    told = {key: one for one in seen if (key := public_id(one.change)) is not None}
     if not told:
         return
     rows = GeometryChange.objects.filter(host=host, public_id__in=list(told), state=GeometryState.CHANGING)
@@ -235,10 +235,3 @@ def _tell(host_id: int) -> None:
     nudge.hosts([host_id])
     nudge.engine()
     nudge.pages(nudge.HOSTS)
-
-
-def _uuid(text: str) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None

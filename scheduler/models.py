@@ -591,7 +591,12 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     outcome = models.CharField(max_length=30, default="", blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
+    grace_seconds = models.PositiveIntegerField(
+        default=30, help_text="of its pool when it was placed, as its host was told: its shim keeps to that one"
+    )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
+    checkpoint_told = models.DateTimeField(null=True, blank=True, help_text="the same by its host's clock, to know a new one")
+    saved = models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice")
     step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
     missing_since = models.DateTimeField(
         null=True, blank=True, help_text="since when its agent does not name it any more"

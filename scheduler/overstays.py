@@ -28,7 +28,10 @@ def watch(now: datetime) -> None:
     held = Allocation.objects.filter(run__in=stuck, period__upper_inf=True)
     for gpu in Gpu.objects.filter(pk__in=held.values("unit__gpu"), repair_state=RepairState.WELL).order_by("pk"):
         _change(gpu, RepairState.WELL, RepairState.QUARANTINED, STUCK, now)
-    out = Gpu.objects.filter(repair_state=RepairState.QUARANTINED, state_reason=STUCK)
+    # Of a host that does not speak nobody knows that it has gone.
+    out = Gpu.objects.filter(
+        repair_state=RepairState.QUARANTINED, state_reason=STUCK, host__lease_state=LeaseState.ALIVE
+    )
     open_ones = Allocation.objects.filter(period__upper_inf=True, run__in=stuck)
     for gpu in out.exclude(pk__in=open_ones.values("unit__gpu")).order_by("pk"):
         _change(gpu, RepairState.QUARANTINED, RepairState.WELL, "the process has gone", now)

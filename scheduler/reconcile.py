@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -19,6 +19,7 @@ from scheduler.models import Allocation, Command, Host, Pool, Run, Team, Workloa
 from scheduler.services.agents import due_challenge, note_refused_agent, renewed_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, RunState, WorkloadState, change_state
+from scheduler.wire_values import moment, public_id
 from scheduler.workspace_secret import workspace_secret
 
 MISSING_SECONDS = 10  # a run that its agent has not named for so long is not there
@@ -42,6 +43,8 @@ class AgentRefused(Exception):
 def observe(host: Host, observed: Observed, now: datetime) -> None:
     """Take in what an agent reports of its host. Raises AgentRefused, after writing down who was turned away."""
     with transaction.atomic():
+        if diagnostics.may_take_out(host, observed.diagnostics):
+            locks.pools([host.pool_id])
         fresh = locks.hosts([host.pk])[host.pk]
         refusal = _refusal(fresh, observed, now)
         if refusal is None:
@@ -83,7 +86,7 @@ def _still_heard(host: Host, now: datetime) -> bool:
     """May the agent that was here before still keep work? Then a new boot id may be a second machine and not a reboot."""
     if host.last_sync_at is None:
         return False
-    return now - host.last_sync_at < timedelta(seconds=leases.rules().silent_seconds(host.pool.grace_seconds))
+    return now - host.last_sync_at < timedelta(seconds=leases.silent_after([host])[host.pk])
 
 
 def _observe(host: Host, observed: Observed, now: datetime) -> None:
@@ -92,8 +95,10 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
     inventory.write(host, observed.inventory, now)
     diagnostics.take_in(host, observed.diagnostics, now)
     geometry.take_in(host, observed.geometries, now)
-    seen = {key: run for run in observed.runs if (key := _uuid(run.run)) is not None}
+    seen = {key: run for run in observed.runs if (key := public_id(run.run)) is not None}
     _take_in_runs(host, seen, heard_before, rebooted, now)
+    if rebooted:
+        _forgive_reboot(host, observed)
     Host.objects.filter(pk=host.pk).update(
         last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40],
         agent_start=observed.start or host.agent_start,
@@ -101,6 +106,14 @@ def _observe(host: Host, observed: Observed, now: datetime) -> None:
     renew_lease(host, seen, now)
     if observed.homes is not None:
         volumes.write(host, observed.homes, now)
+
+
+def _forgive_reboot(host: Host, observed: Observed) -> None:
+    """The boot that was turned away while the one before might still be there is the host's now: it was a reboot and no copy."""
+    refused = host.refused_agent or {}
+    if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
+        Host.objects.filter(pk=host.pk).update(refused_agent=None)
+        nudge.pages(nudge.HOSTS)
 
 
 def _take_in_runs(
@@ -133,6 +146,7 @@ def _may_change(run: Run, told: RunSeen | None) -> bool:
     return (
         told is None
         or told.state != run.state
+        or told.saved != run.saved
         or _new_checkpoint(run, told) is not None
         or _newly_prepared(run, told)
     )
@@ -145,7 +159,7 @@ def _newly_prepared(run: Run, told: RunSeen) -> bool:
 def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: datetime) -> None:
     _take_in_details(run, told, now)
     if told.state == RunState.ENDED:
-        at = _moment(told.ended_at) or now
+        at = moment(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
             at = max(at, heard_before)  # it was there at the last frame, whatever the host's clock says
         attempts.end_run(run, outcome=_outcome(told), exit_code=told.exit_code, at=at, now=now)
@@ -171,9 +185,12 @@ def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
         facts["activity"] = told.activity
     if run.missing_since is not None:
         facts["missing_since"] = None
+    if told.saved != run.saved:
+        facts["saved"] = told.saved
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
-        facts["checkpoint_at"] = min(checkpoint, now)
+        at = min(checkpoint, now)  # never ahead of us, and a later one never earlier: money goes by it
+        facts["checkpoint_at"], facts["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
     return facts
 
 
@@ -188,18 +205,15 @@ def _take_in_details(run: Run, told: RunSeen, now: datetime) -> None:
 
 
 def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
-    checkpoint = _moment(told.checkpoint_at)
-    return checkpoint if checkpoint and (run.checkpoint_at is None or checkpoint > run.checkpoint_at) else None
+    """When, by its host's clock: two such times tell one acknowledgement from another, and are compared with no time of ours."""
+    checkpoint = moment(told.checkpoint_at)
+    return checkpoint if checkpoint != run.checkpoint_told else None
 
 
 def _stop_when_saved(workload: Workload, now: datetime) -> None:
-    """One that was given notice has nothing to wait for once all its runs have acknowledged a checkpoint since."""
-    if workload.state != WorkloadState.NOTICE:
-        return
-    noticed = Command.objects.filter(run__workload=workload, run__attempt=workload.attempt, verb=Command.Verb.NOTICE)
-    since = noticed.order_by("created_at").values_list("created_at", flat=True).first()
-    saved = [run.checkpoint_at for run in commands.live_runs(workload)]
-    if since is not None and all(one is not None and one >= since for one in saved):
+    """One that was given notice has nothing to wait for once all its runs have acknowledged a checkpoint since. Their hosts say so:
+    no two clocks are compared."""
+    if workload.state == WorkloadState.NOTICE and all(run.saved for run in commands.live_runs(workload)):
         commands.stop(workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now)
 
 
@@ -240,20 +254,6 @@ def _outcome(told: RunSeen) -> str:
     if told.outcome in known:
         return told.outcome
     return str(Code.FINISHED if told.exit_code == 0 else Code.FAILED)
-
-
-def _moment(stamp: float | None) -> datetime | None:
-    """An agent's time; None when it gave none or one that no calendar has."""
-    if stamp is None or not 0 < stamp < 253_402_300_000:
-        return None
-    return datetime.fromtimestamp(stamp, UTC)
-
-
-def _uuid(text: str) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None
 
 
 # -- silence -------------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def _wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) ->
         verb=command.verb,
         code=command.code,
         stop_at=command.stop_at.timestamp() if command.stop_at else None,
-        grace_seconds=float(workload.pool.grace_seconds),
+        grace_seconds=float(run.grace_seconds),
         kind=workload.kind,
         command=workload.command,
         environment={str(name): str(value) for name, value in workload.environment.items()},

@@ -17,7 +17,7 @@ from pathlib import Path
 from django.db import transaction
 from django.db.models import F, Q
 
-from scheduler.models import ClockReading, Command, Host, Leader, Run, Workload
+from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
 from scheduler.states import RunState, WorkloadState
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,9 @@ def _move(by: timedelta, now: datetime) -> None:
         (Leader.objects.all(), "renewed_at"),
         (running, "missing_since"),
         (running, "running_at"),
+        (Command.objects.filter(verb=Command.Verb.START, done_at__isnull=True), "created_at"),
+        (Diagnostic.objects.filter(ended_at__isnull=True), "created_at"),
+        (GeometryChange.objects.filter(ended_at__isnull=True), "told_at"),
     ):
         written_before = Q(**{f"{field}__lte": now - by}) if by > timedelta() else Q(**{f"{field}__gt": now})
         rows.filter(written_before).update(**{field: F(field) + by})

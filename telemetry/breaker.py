@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from scheduler.attempts import ended_at_once
 from scheduler.core.reasons import Code
 from scheduler.models import Host, HostStateChange, Run
 from scheduler.states import AdminState
 from telemetry.models import HealthEvent, HealthRule
 
 CODE = "breaker:attempts"
-AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
 HOSTS_FAULT = (Code.START_FAILED, Code.GPU_ERROR, Code.PROLOG_FAILED)
 
 
@@ -48,11 +48,7 @@ def _failed(since: datetime) -> list[Run]:
     rows = Run.objects.filter(
         ended_at__gt=since, outcome__in=(*HOSTS_FAULT, Code.FAILED), workload__simulated=False
     ).select_related("workload")
-    return [run for run in rows.order_by("pk") if run.outcome in HOSTS_FAULT or _at_once(run)]
-
-
-def _at_once(run: Run) -> bool:
-    return run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= AT_ONCE
+    return [run for run in rows.order_by("pk") if run.outcome in HOSTS_FAULT or ended_at_once(run)]
 
 
 def _failing_everywhere(failed: Iterable[Run]) -> set[int]:

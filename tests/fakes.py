@@ -120,8 +120,9 @@ class FakeAgent:
         )
 
     def checkpoint(self, run: str, now: dt.datetime) -> None:
-        """The workload acknowledges a checkpoint."""
-        self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp())
+        """The workload acknowledges a checkpoint, at ``now`` by its host's clock; its agent tells whether it was given notice."""
+        noticed = run in self.wanted and self.wanted[run].verb == "notice"
+        self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp(), saved=noticed)
 
     @property
     def running(self) -> list[str]:

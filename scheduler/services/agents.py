@@ -135,19 +135,22 @@ def prove(host: Host, *, challenge: str, signature: str, now: datetime) -> Crede
 
 
 def challenge_for_old(text: str, *, now: datetime) -> str:
-    """What to sign for a new credential, for whoever has the host's last one, once it has run out. '' for anybody else: while it is
-    good only the host's open connection is asked to sign, so that a copy of its state folder can't take its place meanwhile."""
+    """What to sign for a new credential, for whoever has the host's last one, once it has run out, or the one before where nobody
+    has used the last one yet. '' for anybody else: while it is good only the host's open connection is asked to sign, so that a
+    copy of its state folder can't take its place meanwhile."""
     host = _host_of_old(text, now)
     return _challenge(host, now) if host is not None else ""
 
 
 @transaction.atomic
 def renew_old(text: str, *, challenge: str, signature: str, now: datetime) -> Credential:
-    """A new credential in place of ``text``, for a signed challenge; it counts at once. Raises Refused as ``prove`` does."""
+    """A new credential in place of ``text``, for a signed challenge; it counts at once, and until the host has spoken with it,
+    asking again gives the same. Raises Refused as ``prove`` does."""
     host = _host_of_old(text, now)
     if host is None:
         raise Refused("challenge_unknown")
-    given = prove(host, challenge=challenge, signature=signature, now=now)
+    prove(host, challenge=challenge, signature=signature, now=now)
+    given = Credential(_next_text_after(host.pk, _hash(text)), now + CREDENTIAL_LIFE)
     same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
     if not same.update(credential_hash=_hash(given.text), credential_expires_at=given.expires_at):
         raise Refused("challenge_unknown")
@@ -156,10 +159,15 @@ def renew_old(text: str, *, challenge: str, signature: str, now: datetime) -> Cr
 
 def _host_of_old(text: str, now: datetime) -> Host | None:
     host = Host.objects.filter(pk=_host_id(text)).exclude(credential_hash="").exclude(public_key="").first()
-    if host is None or not hmac.compare_digest(_hash(text), host.credential_hash):
+    if host is None or host.credential_expires_at is None:
         return None
     ends = host.credential_expires_at
-    return host if ends is not None and ends <= now < ends + RENEWABLE_FOR else None
+    if hmac.compare_digest(_hash(text), host.credential_hash):
+        return host if ends <= now < ends + RENEWABLE_FOR else None
+    is_next = hmac.compare_digest(_hash(_next_text_after(host.pk, _hash(text))), host.credential_hash)
+    unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_LIFE
+    # It was renewed and the answer was lost: nobody has spoken with the new one yet.
+    return host if is_next and unused and now < ends + RENEWABLE_FOR else None
 
 
 def _is_old(host: Host, now: datetime) -> bool:
@@ -224,9 +232,13 @@ def note_refused_agent(
 
 
 def _next_text(host: Host) -> str:
-    said = f"next credential of host {host.pk} after {host.credential_hash}".encode()
+    return _next_text_after(host.pk, host.credential_hash)
+
+
+def _next_text_after(host_id: int, credential_hash: str) -> str:
+    said = f"next credential of host {host_id} after {credential_hash}".encode()
     mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
-    return _text(host.pk, base64.urlsafe_b64encode(mac).decode().rstrip("="))
+    return _text(host_id, base64.urlsafe_b64encode(mac).decode().rstrip("="))
 
 
 def _text(host_id: int, secret: str) -> str:

@@ -100,8 +100,8 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def leave_maintenance(host: Host, *, now: datetime) -> bool:
-    """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and it is as
-    well or ill as it is."""
+    """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and as
+    well as it is."""
     fresh = locks.hosts([host.pk])[host.pk]
     if fresh.admin_state != AdminState.MAINTENANCE:
         return False

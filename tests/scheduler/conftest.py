@@ -7,22 +7,50 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.db import connection
+from django.db import connection, models
 from pytest_django.plugin import DjangoDbBlocker
 
-from scheduler import nudge
-from scheduler.models import Leader
+from scheduler import locks, nudge
+from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Workload
 from tests.world import World, world
 
 __all__ = ["World", "world"]
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+LOCK_ORDER = [Leader, Pool, Reservation, Host, JobArray, Workload]  # as scheduler/locks.py says it
+
+
+@pytest.fixture(autouse=True)
+def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In every transaction that a test makes this process run, rows are locked in the one order: two that wait for each other in
+    different orders are ended by PostgreSQL. What is locked already may be asked for again."""
+    held: dict[str, set[tuple[type[models.Model], int]]] = {}
+    wrong: list[str] = []
+    lock = locks._rows
+
+    def recorded(kind: type[Any], ids: Iterable[int]) -> dict[int, Any]:
+        wanted = set(ids)
+        if kind in LOCK_ORDER and connection.savepoint_ids:  # the test itself is the transaction around
+            mine = held.setdefault(connection.savepoint_ids[0], set())
+            new = {(kind, pk) for pk in wanted} - mine
+            later = {held_kind for held_kind, _ in mine if LOCK_ORDER.index(held_kind) > LOCK_ORDER.index(kind)}
+            if new and later:
+                wrong.append(f"{kind.__name__} after {', '.join(sorted(each.__name__ for each in later))}")
+            mine |= new
+        return lock(kind, wanted)
+
+    monkeypatch.setattr(locks, "_rows", recorded)
+    yield
+    assert not wrong, f"locked out of order: {sorted(set(wrong))}"
 
 
 def test_database_url() -> str:

@@ -129,8 +129,14 @@ def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world:
     with pytest.raises(AgentRefused, match="clone"):
         clone.sync(world.now + 5 * SECOND)
     agent.sync(world.now + 6 * SECOND)
+    assert Host.objects.get(pk=agent.host.pk).refused_agent["code"] == "agent_copy"
     clone.sync(world.now + 90 * SECOND)
-    assert Host.objects.get(pk=agent.host.pk).boot_id == "another boot"
+    host = Host.objects.get(pk=agent.host.pk)
+    assert (host.boot_id, host.refused_agent) == ("another boot", None), "it was a reboot: nobody has to choose"
+    with pytest.raises(AgentRefused, match="clone"):
+        agent.sync(world.now + 91 * SECOND)
+    clone.sync(world.now + 92 * SECOND)
+    assert Host.objects.get(pk=agent.host.pk).refused_agent["boot_id"] == agent.boot_id, "and that was none"
 
 
 def test_what_runs_under_another_boot_waits_until_the_hosts_old_work_has_surely_ended(world: World) -> None:
@@ -256,6 +262,28 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does
     services.revoke_credential(host, now=late)
     with pytest.raises(AgentRefused):
         renew(late, new)
+
+
+def test_a_renewal_whose_answer_was_lost_is_asked_for_again_until_the_host_has_spoken(world: World) -> None:
+    key = Key()
+    old = key.join(world, world.now)
+    late = world.now + dt.timedelta(days=5)
+
+    def renew(at: dt.datetime, signs: Key = key) -> str:
+        challenge = agent_api.renew(old, RenewRequest(1), at).challenge
+        signed = RenewRequest(1, challenge, signs.sign(keys.renewal_text(challenge)))
+        return agent_api.renew(old, signed, at).credential
+
+    lost = renew(late)
+    assert renew(late + SECOND) == lost, "the one that counts by now"
+    assert renew(late + CREDENTIAL_LIFE * 2) == lost, "also where that has run out meanwhile"
+    with pytest.raises(AgentRefused, match="not one made with the key"):
+        renew(late + CREDENTIAL_LIFE * 2, signs=Key())
+    spoke = late + CREDENTIAL_LIFE * 2 + SECOND
+    assert agent_api.authenticate(lost, spoke) == world.hosts["alpha"].pk
+    Host.objects.filter(name="alpha").update(last_sync_at=spoke)
+    with pytest.raises(AgentRefused, match="not of this host's last credential"):
+        renew(spoke + SECOND)
 
 
 def test_a_copy_of_the_state_folder_renews_nothing_while_the_hosts_credential_is_good(world: World) -> None:
@@ -598,6 +626,27 @@ def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(
     agent.end(run, world.now + 70 * SECOND, outcome="killed_at_grace")
     agent.sync(world.now + 70 * SECOND)
     assert look(71) == "well"
+
+
+def test_a_stuck_process_has_not_gone_because_its_host_is_late(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    gpu = Allocation.objects.get().unit.gpu
+    services.cancel_workload(workload, now=world.now)
+    (run,) = agent.running
+    stuck = replace(agent.runs[run], state="stopping")
+    Host.objects.exclude(pk=agent.host.pk).update(last_sync_at=world.now + 600 * SECOND)
+    agent_api.sync(agent.host.pk, replace(agent.observed(), runs=[stuck]), world.now + 61 * SECOND)
+    overstays.watch(world.now + 61 * SECOND)
+    late = world.now + 75 * SECOND
+    clock.watch_hosts(late)
+    assert Host.objects.get(pk=agent.host.pk).lease_state == "suspect"
+    overstays.watch(late)
+    clock.watch_hosts(world.now + 200 * SECOND)
+    assert Host.objects.get(pk=agent.host.pk).lease_state == "silent"
+    overstays.watch(world.now + 200 * SECOND)
+    assert list(gpu.state_changes.values_list("repair_state", flat=True)) == ["quarantined"]
 
 
 # -- taking hosts and GPUs out --------------------------------------------------------------------------------------------

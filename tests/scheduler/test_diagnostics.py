@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from agent.protocol import CheckSeen, DiagnosticSeen
 from scheduler import agent_api, diagnostics
@@ -211,3 +213,15 @@ def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_obse
     assert agent_api.sync(agent.host.pk, answered, world.now + timedelta(seconds=5)).diagnostics == []
     gpu.refresh_from_db()
     assert gpu.repair_state == "well"
+
+
+def test_an_answer_that_takes_a_gpu_out_of_service_locks_its_pool_before_its_host(world: World) -> None:
+    (agent,) = agents_of(world, "alpha")
+    agent.sync(at(9))
+    row = diagnostics.want(gpu_of(world), why=Diagnostic.Why.PERIODIC, now=at(9))
+    failed = DiagnosticSeen(str(row.public_id), "failed", "own", [], "memory")
+    with CaptureQueriesContext(connection) as seen:
+        agent_api.sync(agent.host.pk, replace(agent.observed(), diagnostics=[failed]), at(9, 1))
+    locked = [query["sql"].split('FROM "')[1].split('"')[0] for query in seen if "FOR NO KEY UPDATE" in query["sql"]]
+    assert Gpu.objects.get(pk=row.gpu_id).repair_state == "out"
+    assert locked[:2] == ["scheduler_pool", "scheduler_host"] and "scheduler_pool" not in locked[2:]

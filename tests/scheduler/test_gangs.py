@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.protocol import GangWanted, RunSeen
-from scheduler import agent_api, engine, gangs
+from scheduler import agent_api, clock, engine, gangs
 from scheduler.agent_api import AgentRefused
 from scheduler.core.reasons import Code
 from scheduler.models import Decision, Run, Workload
@@ -182,3 +182,25 @@ def test_an_address_that_is_none_is_refused_in_words(world: World, address: str)
     agent.inventory = replace(agent.inventory, address=address)
     with pytest.raises(AgentRefused, match="inventory.address"):
         agent.sync(world.now)
+
+
+def test_a_gang_does_not_wait_for_ever_for_a_host_that_never_names_its_member(world: World) -> None:
+    workload, (first, second) = placed(world)
+    for seconds in (1, 60, 119):
+        report(first, world.now + seconds * SECOND)
+        agent_api.sync(second.host.pk, second.observed(), world.now + seconds * SECOND)
+        clock.give_up_starts(world.now + seconds * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "starting"
+    clock.give_up_starts(world.now + 121 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.stop_requested) == ("stopping", Code.START_FAILED)
+
+
+def test_a_gang_whose_members_are_all_named_may_take_its_time_to_begin(world: World) -> None:
+    workload, agents = placed(world)
+    for agent in agents:
+        report(agent, world.now + SECOND, prepared=False)
+    clock.give_up_starts(world.now + 600 * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "starting"

@@ -6,9 +6,9 @@ import datetime as dt
 
 import pytest
 
-from scheduler import clock, engine, leadership, services, wall_clock
-from scheduler.models import ClockReading, Command, Host
-from scheduler.states import LeaseState, WorkloadState
+from scheduler import clock, diagnostics, engine, geometry, leadership, services, wall_clock
+from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host
+from scheduler.states import GeometryState, LeaseState, WorkloadState
 from scheduler.wall_clock import Uptime
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -75,6 +75,37 @@ def test_who_was_given_notice_has_all_of_it_and_who_runs_all_of_its_time(world: 
     clock.stop_at_time_limits(later)
     assert Command.objects.get(verb="notice").stop_at == stop_at + HOUR
     assert not Command.objects.filter(verb="stop").exists()
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_what_was_just_placed_has_all_of_its_time_to_begin(world: World, step: dt.timedelta) -> None:
+    FakeAgent.of(world.hosts["alpha"])
+    _look(world.now, 100.0)
+    workload = job(world, world.vision, 8, world.now)
+    engine.cycle("test", world.now)
+    for seconds, state in ((2, "placed"), (119, "placed"), (121, "stopping")):
+        at = world.now + step + seconds * SECOND
+        _look(at, 100.0 + seconds)
+        clock.give_up_starts(at)
+        workload.refresh_from_db()
+        assert workload.state == state
+
+
+def test_a_diagnostic_and_a_change_of_geometry_have_all_of_their_time(world: World) -> None:
+    _look(world.now, 100.0)
+    looked_at, split = Gpu.objects.filter(host=world.hosts["alpha"]).order_by("index")[:2]
+    diagnostic = diagnostics.want(looked_at, why=Diagnostic.Why.OPERATOR, now=world.now)
+    change = GeometryChange.objects.create(
+        host=world.hosts["alpha"], gpu=split, state=GeometryState.CHANGING, created_at=world.now, told_at=world.now
+    )
+    later = world.now + HOUR + 2 * SECOND
+    _look(later, 102.0)
+    _silence(world, "alpha", later)
+    diagnostics.keep(later)
+    geometry.keep(later)
+    diagnostic.refresh_from_db()
+    change.refresh_from_db()
+    assert (diagnostic.state, change.state) == ("wanted", "changing")
 
 
 def test_small_corrections_and_other_machines_move_nothing(world: World) -> None:
