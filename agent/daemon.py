@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from agent import AGENT_VERSION, keys, logs, processes, volumes
+from agent.aside import Hangs
 from agent.background import is_kernel
 from agent.clean import Clean
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
@@ -50,6 +51,7 @@ from agent.streams import Streams
 
 log = logging.getLogger("agent")
 
+BRING_ABOUT_SECONDS = 2.0  # well within a lease
 LOOK_SECONDS = 0.2  # how often the shims' files are read
 EVENTS_SECONDS = 1.0
 SAME_EVENT_SECONDS = 5.0  # the driver's event and the kernel's log do not have the same time to the second
@@ -130,6 +132,8 @@ class Agent:
         self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
         self._boot_id = boot_id()
         self._busy = asyncio.Lock()  # one reconciliation at a time
+        self._catching_up: asyncio.Task[None] | None = None
+        self._is_behind = False  # something was wanted since the last one began
         self._session: aiohttp.ClientSession | None = None
         self._streams: Streams | None = None
         self._connection: Connection | None = None
@@ -169,6 +173,9 @@ class Agent:
                 await self._close()
 
     async def _close(self) -> None:
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.gather(self._catching_up, return_exceptions=True)
         if self._streams is not None:
             await self._streams.close()
         if self._unsaved:
@@ -379,7 +386,7 @@ class Agent:
             self._diagnostics.want(desired.diagnostics)
         with _disk_trouble_survived("a geometry"):
             self._geometries.want(desired.geometries)
-        await self._reconcile()
+        await self._bring_about()
 
     def _note_unnamed(self, named: set[str], is_old: bool) -> None:
         """What a frame leaves out says nothing where the server has said something later already."""
@@ -407,6 +414,20 @@ class Agent:
             if mark and mark != (read_json(run.folder / "log_sent.json") or {}).get("offset"):
                 self.runs.keep_log_mark(run, mark)
             self._log_marks[run.id] = run.log_sent
+
+    async def _bring_about(self) -> None:
+        """Have all of it done, and wait for that a moment only: what renews leases comes over the line that waits here."""
+        self._is_behind = True
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.create_task(self._catch_up())
+        done, _ = await asyncio.wait((self._catching_up,), timeout=BRING_ABOUT_SECONDS)
+        for task in done:
+            task.result()
+
+    async def _catch_up(self) -> None:
+        while self._is_behind:
+            self._is_behind = False
+            await self._reconcile()
 
     async def _reconcile(self) -> None:
         if self._desired is None:
@@ -450,7 +471,9 @@ class Agent:
         if self._geometries.busy:
             self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
             return
-        is_new = not (self.runs.homes / wanted.owner).exists()
+        is_new = False  # also where that can't be found out now
+        with contextlib.suppress(Hangs):
+            is_new = not self.runs.has_home(wanted.owner)
         self._diagnostics.give_way(wanted.unit_uuids)
         rows = await self.meter.sample(self._uses_seen, time.time()) if wanted.unit_uuids else []
         found = self.meter.processes()

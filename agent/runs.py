@@ -20,13 +20,14 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent import gangs, locks, logs, processes, tenants
 from agent.addresses import interface_of
+from agent.aside import Aside, Hangs
 from agent.background import Background
 from agent.cgroups import Cgroups, Limits
 from agent.hooks import Hooks
@@ -41,9 +42,12 @@ from agent.trees import Trash
 
 log = logging.getLogger("agent.runs")
 
+T = TypeVar("T")
+
 SHIM_START_SECONDS = 15.0
 EPILOG_MARGIN_SECONDS = 2.0  # after its time, for the shim that runs it to end it
 LONGEST_WAIT_SECONDS = 300.0
+LOOK_SECONDS, PLACE_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
 LARGEST_DECLARATION = 4096
@@ -75,6 +79,7 @@ class Run:
     checkpoint_at: float | None = None
     saved: bool = False  # it has acknowledged a checkpoint since its notice
     word_before_notice: list[int] | None = None  # the acknowledgement as it stood then
+    word: os.stat_result | None = None  # its last acknowledgement of a checkpoint, as far as is known
     secret: str = ""
     reported_ended: bool = False
     unnamed_since: float | None = None
@@ -168,6 +173,7 @@ class Runs:
         self.network = network or Network("private", "")
         self.hooks = hooks or Hooks()
         self.closed = closed  # why nothing is started here, in words
+        self._homes_aside = Aside("homes")
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
@@ -351,11 +357,9 @@ class Runs:
 
     def _acknowledgement(self, run: Run) -> os.stat_result | None:
         """The workload's last word that its checkpoint was written. The file is the workload's: never follow it."""
-        try:
-            found = os.lstat(self._checkpoint(run.about["workload"]) / ACKNOWLEDGEMENT)
-        except OSError:
-            return None
-        return found if stat.S_ISREG(found.st_mode) else None
+        with contextlib.suppress(Hangs):  # then what was last read counts
+            run.word = self.beside(lambda: _word(self._checkpoint(run.about["workload"])))
+        return run.word
 
     def seen(self) -> list[RunSeen]:
         """Every run, and every start that waits."""
@@ -407,7 +411,11 @@ class Runs:
             self.waiting[wanted.run] = Waiting(wanted, boottime(), "waiting for the other hosts", prepared=True)
             return False
         try:
-            place = self._place(wanted)
+            place = self.beside(lambda: self._place(wanted, lease_until), PLACE_SECONDS)
+        except Hangs:
+            held.close()
+            self.wait(wanted, "waiting until the file system of the homes answers")
+            return False
         except tenants.Settling as settling:
             held.close()
             self.waiting[wanted.run] = Waiting(wanted, boottime(), str(settling))
@@ -429,20 +437,31 @@ class Runs:
         finally:
             held.close()
 
-    def _place(self, wanted: RunWanted) -> tenants.Place:
+    def beside(self, ask: Callable[[], T], seconds: float = LOOK_SECONDS) -> T:
+        """Ask the homes' file system something. Raises Hangs when it does not answer in time, and what ``ask`` raises."""
+        return self._homes_aside.ask(ask, seconds)
+
+    def has_home(self, owner: str) -> bool:
+        """Is there a home of this person? Raises Hangs."""
+        return self.beside((self.homes / owner).exists)
+
+    def _place(self, wanted: RunWanted, lease_until: float) -> tenants.Place:
         """Whose user the run starts as, its home and its checkpoint folder. Raises like ``Tenants.home``."""
         user = self.tenants.user(wanted.team_id, wanted.team_user)
         home = self.tenants.home(wanted.owner, user)
-        return tenants.Place(user, home, self.tenants.folder(self._checkpoint(wanted.workload), user))
+        place = tenants.Place(user, home, self.tenants.folder(self._checkpoint(wanted.workload), user))
+        if boottime() < lease_until:  # else this answer comes too late, and another host may have begun
+            # An earlier attempt's word is not this one's. The folder is the workload's: what it made of that is no trouble of
+            # the host.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                (place.checkpoint / ACKNOWLEDGEMENT).unlink()
+        return place
 
     def _lay_out(self, wanted: RunWanted, lease_until: float, place: tenants.Place) -> Run:
         folder = self.state.runs / wanted.run
         for name in ("in", "out", "tmp", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         tenants.hand_over(folder, place.user)
-        # An earlier attempt's word is not this one's. The folder is the workload's: what it made of that is no trouble of the host.
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-            (place.checkpoint / ACKNOWLEDGEMENT).unlink()
         run = Run(folder, _about(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
         _write_lease(folder, lease_until)
         _write_order(folder, {})
@@ -463,7 +482,8 @@ class Runs:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "own_fds": [alive, *held.kept]})
+            spec = await asyncio.to_thread(self._spec, run, wanted, place)  # programs that set up its network may take long
+            write_json(run.folder / "spec.json", {**spec, "own_fds": [alive, *held.kept]})
             with open(run.folder / "shim.err", "ab") as errors:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
@@ -601,6 +621,14 @@ def _told_apart(word: os.stat_result | None) -> list[int] | None:
     return [word.st_ino, word.st_mtime_ns, word.st_ctime_ns] if word else None
 
 
+def _word(checkpoint: Path) -> os.stat_result | None:
+    try:
+        found = os.lstat(checkpoint / ACKNOWLEDGEMENT)
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
+
+
 def _is_socket(path: Path) -> bool:
     """Is there a socket? The folder is the workload's: a link to one is none."""
     try:
@@ -624,6 +652,7 @@ def _write_in_place(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, text.encode(), 0)
+        os.ftruncate(descriptor, len(text.encode()))
     finally:
         os.close(descriptor)
 

@@ -40,7 +40,7 @@ class NotAllowed(Exception):
 
 
 class Settling(Exception):
-    """The home is being given to the team; ask again in a moment."""
+    """The home is being given to the team, or another host is at the record of teams; ask again in a moment."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Tenants:
     def user(self, team: str, number: int) -> int | None:
         """The user that ``team`` (its public id) runs as, or None where the host has no user per team or the server gave none.
 
-        Raises NotAllowed when the number may not be this team's here.
+        Raises NotAllowed when the number may not be this team's here, and Settling while another host looks into that.
         """
         if self.numbers is None or not number or not team:
             return None
@@ -191,11 +191,15 @@ def followed(path: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one host at a time, where the file system has locks."""
+    """Held by one host at a time, where the file system has locks. Raises Settling while another one holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Settling("waiting for another host, which notes a team's user") from None
+        except OSError as error:
+            log.debug("%s: no locks here: %s", path, error)
         yield
     finally:
         os.close(descriptor)

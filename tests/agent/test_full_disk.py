@@ -64,13 +64,13 @@ async def running(edge: FakeEdge, command: str, generation: int = 1, **fields: o
 async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path
 ) -> None:
-    edge.lease_seconds = 2.0
+    edge.lease_seconds = 6.0
     agent = await make_agent(state="disk/state")
     run = await running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
     filler = fill(disk)
     await edge.until(lambda: is_full(edge))
     await edge.want(job("exit 0", generation=2))
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(13.0)
     assert (await edge.until_state(run, "running")).outcome == ""
     filler.unlink()
     await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.state == "ended")

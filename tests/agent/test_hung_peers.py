@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agent import connection, streams
-from agent.meter import NoAnswer
+from agent.aside import Hangs
+from agent.launchers import Plain
+from agent.meter import Hardware, NoAnswer
 from agent.nvml_meter import NvmlMeter
+from agent.runs import Runs, boottime
 from agent.state import State
 from agent.streams import Streams
+from agent.tenants import Range, Settling, Tenants
+from tests.agent.conftest import job
 
 # the edge
 
@@ -119,3 +126,77 @@ async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> 
     assert meter._process is not None
     meter._process.kill()
     meter._process.wait()
+
+
+# the homes
+
+
+@contextmanager
+def hanging(runs: Runs) -> Iterator[None]:
+    """Within it, the file system of the homes has something to answer that it does not answer."""
+    over = threading.Event()
+    with pytest.raises(Hangs):
+        runs.beside(over.wait, 0.05)
+    try:
+        yield
+    finally:
+        over.set()
+        while True:
+            with suppress(Hangs):
+                runs.beside(lambda: None)
+                break
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    """Of a host without GPUs."""
+    (tmp_path / "homes").mkdir()
+    state = State(tmp_path / "state")
+    state.lay_out_tools()
+    hardware = Hardware([], devices={})
+    return Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+
+
+async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Runs) -> None:
+    wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")
+    assert await runs.start(wanted, boottime() + 30)
+    run, word = runs.runs[wanted.run], runs.homes / ".checkpoints" / wanted.workload / ".done"
+    with hanging(runs):
+        async with asyncio.timeout(20):
+            while not (word.exists() and run.state == "running"):
+                await asyncio.sleep(0.02)
+                runs.look()
+        began = time.monotonic()
+        for _ in range(20):
+            runs.look()
+        assert not await runs.start(job("true", generation=2), boottime() + 30)
+        assert time.monotonic() - began < 1
+        assert "homes" in runs.waiting["run-2"].step
+        assert run.checkpoint_at is None, "it is not known"
+    runs.look()
+    assert run.checkpoint_at is not None
+    assert await runs.start(job("true", generation=2), boottime() + 30)
+    async with asyncio.timeout(20):
+        while not all(each.ended for each in runs.runs.values()):
+            await asyncio.sleep(0.05)
+            runs.look()
+
+
+def test_a_host_that_holds_the_record_of_teams_holds_up_no_other(tmp_path: Path) -> None:
+    tenants = Tenants(tmp_path, Range())
+    assert tenants.user("7.1", 70_007) == 70_007
+    lock = tmp_path / ".volumes" / "teams.json.lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, 2); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    began = time.monotonic()
+    with pytest.raises(Settling):
+        tenants.user("7.1", 70_007)
+    assert time.monotonic() - began < 1
+    holder.communicate(b"\n")
+    assert tenants.user("7.1", 70_007) == 70_007

@@ -38,7 +38,7 @@ class Host:
         (self.folder / "shim.json").write_text(json.dumps({"started_at": 1.0}))
         runs.runs[self.wanted.run] = Run(self.folder, _about(self.wanted), shim={"started_at": 1.0})
         monkeypatch.setattr(
-            runs, "_order", lambda run, order: (run.folder / "order.json").write_text(json.dumps(order))
+            runs, "_order", lambda run, **said: (run.folder / "order.json").write_text(json.dumps(said))
         )
 
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
