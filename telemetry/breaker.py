@@ -3,7 +3,8 @@
 The rule ``breaker:attempts`` says how many within which time, and what is done. What points at the workload is no evidence against
 its host: one that failed likewise on another host, several tasks of one array, several programs or starts of one person, who may
 have broken what all of them need (an environment, a home that is full, a file that is gone). The operator's own prolog is the
-host's alone: each time that it fails counts.
+host's alone: each time that it fails counts. Work that failed to start here and ran elsewhere afterwards is not broken: each of
+these counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def watch(now: datetime) -> int:
     since = now - timedelta(seconds=rule.window_seconds)
     failed = _failed(since)
     everywhere = _failing_everywhere(failed)
+    went_well = _went_well_elsewhere(failed)
     by_host: dict[int, list[Run]] = defaultdict(list)
     for run in failed:
         if run.outcome == Code.PROLOG_FAILED or run.workload_id not in everywhere:
@@ -38,7 +40,7 @@ def watch(now: datetime) -> int:
     for host in Host.objects.filter(pk__in=list(by_host), admin_state=AdminState.IN_SERVICE).order_by("pk"):
         back = _last_return(host, since)
         runs = [run for run in by_host[host.pk] if back is None or (run.ended_at and run.ended_at > back)]
-        different = {_source(run) for run in runs}
+        different = {_source(run, went_well) for run in runs}
         if len(different) >= rule.repeats:
             found += _note(host, runs, len(different), rule, now)
     return found
@@ -60,8 +62,24 @@ def _failing_everywhere(failed: Iterable[Run]) -> set[int]:
     return {workload for workload, places in hosts.items() if len(places) > 1}
 
 
-def _source(run: Run) -> tuple[str, int]:
-    """Attempts with the same one count as one."""
+def _went_well_elsewhere(failed: list[Run]) -> set[int]:
+    """Those that failed and whose workload ran on another host afterwards, without failing there at once."""
+    bad = {run.pk for run in failed}
+    ran: dict[int, list[Run]] = defaultdict(list)
+    for run in Run.objects.filter(workload__in={run.workload_id for run in failed}, running_at__isnull=False):
+        if run.pk not in bad:
+            ran[run.workload_id].append(run)
+    return {
+        run.pk
+        for run in failed
+        if any(other.host_id != run.host_id and other.attempt > run.attempt for other in ran[run.workload_id])
+    }
+
+
+def _source(run: Run, went_well: set[int]) -> tuple[str, int]:
+    """Attempts with the same one count as one. ``went_well``: runs whose workload ran elsewhere afterwards."""
+    if run.pk in went_well:
+        return "workload", run.workload_id
     if run.outcome == Code.PROLOG_FAILED:
         return "run", run.pk
     if run.outcome in (Code.FAILED, Code.START_FAILED):

@@ -20,7 +20,7 @@ def fails(
     world: World, team: TeamOfWorld, outcome: str, *, host: str = "alpha", minute: int = 0, work: Any = None,
     who: int = 0,
 ) -> Any:
-    """An attempt that began at 9 and failed ``minute`` minutes later. ``who``: which of its people."""
+    """An attempt that began at 9 and ended ``minute`` minutes later. ``who``: which of its people."""
     work = work or workload(world, team, owner=[*team.members, team.lead][who])
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute), at(9, minute, 20), end_code=outcome)
     return Run.objects.select_related("workload").get(pk=held.run_id).workload
@@ -91,6 +91,15 @@ def test_what_one_person_broke_for_all_their_work_closes_no_host(world: World) -
     fails(world, world.language, "start_failed", minute=11)
     look()
     assert closed(), "it is not that person alone"
+
+
+@pytest.mark.parametrize("elsewhere", ["finished", "failed"])
+def test_starts_of_one_person_that_fail_here_and_go_well_elsewhere_close_the_host(world: World, elsewhere: str) -> None:
+    for minute in (0, 1, 2):
+        work = fails(world, world.vision, "start_failed", minute=minute)
+        fails(world, world.vision, elsewhere, host="beta", minute=minute + 5, work=work)  # after 20 seconds
+    look()
+    assert closed() is (elsewhere == "finished") and not closed("beta")
 
 
 def test_programs_that_fail_at_once_count_per_person(world: World) -> None:
