@@ -82,7 +82,7 @@ def settle(workload: Workload, now: datetime) -> None:
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome != Code.FINISHED]
     if failed:
         # One of a gang is gone: the others end with it, also where it had said before that it was going.
-        _to(workload, WorkloadState.STOPPING)
+        _to(workload, WorkloadState.STOPPING, **_gone_by(workload, live, now))
         commands.stop_untold(live, code=failed[0].outcome, now=now)
 
 
@@ -90,13 +90,20 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     lowest = min((RunState(run.state) for run in runs), key=RANK.__getitem__)
     highest = max((RunState(run.state) for run in runs if run.state != RunState.ENDED), key=RANK.__getitem__)
     if highest == RunState.STOPPING:
-        _to(workload, WorkloadState.STOPPING)
+        _to(workload, WorkloadState.STOPPING, **_gone_by(workload, runs, now))
     elif RANK[lowest] >= RANK[RunState.RUNNING]:
         # Nobody may have noted when: such a row must not keep its host from reporting.
         first = min((run.running_at for run in runs if run.running_at), default=now)
         _to(workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first}))
     elif RANK[highest] >= RANK[RunState.STARTING]:
         _to(workload, WorkloadState.STARTING)
+
+
+def _gone_by(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
+    """When what stops without having been told by the server is gone at the latest: its host stops it at its limit, or the gang."""
+    if workload.gone_by is not None:
+        return {}
+    return {"gone_by": now + commands.longest_grace(runs, workload.pool.grace_seconds)}
 
 
 FORWARD = {state: number for number, state in enumerate(commands.LIVE)}

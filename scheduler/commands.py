@@ -41,7 +41,7 @@ def give_notice(
     False when it does not run (any more): then nothing is written.
     """
     runs = live_runs(workload)
-    gone_by = stop_at + _grace(runs, grace_seconds)
+    gone_by = stop_at + longest_grace(runs, grace_seconds)
     if not change_state(workload, "state", old=WorkloadState.RUNNING, new=WorkloadState.NOTICE, stop_requested=code,
                         gone_by=gone_by, **also):  # fmt: skip
         return False
@@ -63,7 +63,7 @@ def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **
         return False
     reason = workload.stop_requested or code
     runs = live_runs(workload)
-    gone_by = now + _grace(runs, grace_seconds)
+    gone_by = now + longest_grace(runs, grace_seconds)
     if not change_state(
         workload, "state", old=old, new=WorkloadState.STOPPING, stop_requested=reason, gone_by=gone_by, **also
     ):
@@ -87,7 +87,8 @@ def done(runs: Iterable[Run], now: datetime) -> None:
     nudge.hosts(run.host_id for run in ended)
 
 
-def _grace(runs: Sequence[Run], of_pool: int) -> timedelta:
+def longest_grace(runs: Sequence[Run], of_pool: int) -> timedelta:
+    """Of the pool now and of what the hosts of ``runs`` were told at their start."""
     return timedelta(seconds=max([of_pool, *(run.grace_seconds for run in runs)]))
 
 

@@ -221,6 +221,9 @@ class Host(models.Model):
         null=True, blank=True, help_text="since when too many attempts of different workloads failed on it"
     )
     last_sync_at = models.DateTimeField(null=True, blank=True)
+    agent_before_heard_at = models.DateTimeField(
+        null=True, blank=True, help_text="last word of the agent that was here before the present one joined"
+    )
     silent_since = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
 

@@ -73,7 +73,7 @@ def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | No
         return AgentRefused(
             f"this is a copy of the state folder of {host.name}: another agent has gone on with it since", code="agent_copy"
         )
-    if observed.boot_id != host.boot_id and _still_heard(host, now):
+    if observed.boot_id != host.boot_id and _may_still_keep(host, host.last_sync_at, now):
         return AgentRefused(
             f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True,
             code="agent_copy",
@@ -82,11 +82,9 @@ def _refusal(host: Host, observed: Observed, now: datetime) -> AgentRefused | No
     return AgentRefused(problem, retry=True) if problem else None
 
 
-def _still_heard(host: Host, now: datetime) -> bool:
-    """May the agent that was here before still keep work? Then a new boot id may be a second machine and not a reboot."""
-    if host.last_sync_at is None:
-        return False
-    return now - host.last_sync_at < timedelta(seconds=leases.silent_after([host])[host.pk])
+def _may_still_keep(host: Host, heard_at: datetime | None, now: datetime) -> bool:
+    """May shims of an agent that was last heard at ``heard_at`` still keep work of this host?"""
+    return heard_at is not None and now - heard_at < timedelta(seconds=leases.silent_after([host])[host.pk])
 
 
 def _observe(host: Host, observed: Observed, now: datetime) -> None:
@@ -124,10 +122,12 @@ def _take_in_runs(
     # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
     workloads = locks.workloads(run.workload_id for run, told in pairs if _may_change(run, told))
     prepared = {run.workload_id for run, told in pairs if told is not None and _newly_prepared(run, told)}
+    # Whoever joins as this host does not speak for what the agent before it left, which may be on another machine.
+    elsewhere = _may_still_keep(host, host.agent_before_heard_at, now)
     for run, told in pairs:
         if told is not None:
             _take_in(run, told, heard_before, now)
-        elif run.workload_id in workloads:
+        elif run.workload_id in workloads and not elsewhere:
             _take_in_absence(run, heard_before, rebooted, now)
     for workload in workloads.values():
         attempts.settle(workload, now)

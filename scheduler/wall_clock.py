@@ -64,6 +64,7 @@ def _move(by: timedelta, now: datetime) -> None:
     live = Workload.objects.exclude(state=WorkloadState.ENDED)
     for rows, field in (
         (Host.objects.all(), "last_sync_at"),
+        (Host.objects.all(), "agent_before_heard_at"),
         (Leader.objects.all(), "renewed_at"),
         (running, "missing_since"),
         (running, "running_at"),

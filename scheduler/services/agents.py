@@ -75,9 +75,11 @@ def redeem_join_token(
     host.agent_instance, host.boot_id, host.refused_agent = instance, boot_id, None
     host.credential_hash, host.credential_expires_at = _hash(credential.text), credential.expires_at
     host.public_key, host.agent_start = public_key, ""
+    host.agent_before_heard_at = host.last_sync_at
     host.save(
         update_fields=[
-            "agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at", "public_key", "agent_start",
+            "agent_before_heard_at", "agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at",
+            "public_key", "agent_start",
         ]
     )  # fmt: skip
     nudge.pages(nudge.HOSTS)

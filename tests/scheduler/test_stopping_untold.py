@@ -1,0 +1,56 @@
+"""Work that stops without the server's word and can not be killed: its GPU is taken out of use all the same."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+
+from scheduler import agent_api, clock, overstays
+from scheduler.models import Gpu
+from scheduler.states import RepairState
+from tests.fakes import FakeAgent
+from tests.scheduler.test_agents_and_hosts import agents_of, start
+from tests.scheduler.test_gangs import placed
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import World
+
+SECOND, MINUTE = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
+
+
+def is_stuck(agent: FakeAgent, run: str) -> None:
+    """From now on its host says that it is stopping, and it never ends."""
+    agent.runs[run] = replace(agent.runs[run], state="stopping")
+
+
+def test_what_its_shim_stops_at_its_limit_and_can_not_kill_drains_its_gpu(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta")
+    workload = job(world, world.vision, 8, world.now, max_runtime_seconds=60)
+    start(world, agents, world.now)
+    run = workload.runs.get()
+    agent = next(each for each in agents if each.host.pk == run.host_id)
+    is_stuck(agent, str(run.public_id))
+    begin = world.now + 62 * SECOND
+    for minute in range(10):
+        agent_api.sync(agent.host.pk, agent.observed(), begin + minute * MINUTE)
+        clock.stop_at_time_limits(begin + minute * MINUTE)
+        overstays.watch(begin + minute * MINUTE)
+    gpus = Gpu.objects.filter(host_id=run.host_id)
+    assert {gpu.repair_state for gpu in gpus} == {RepairState.QUARANTINED}
+
+
+def test_the_rest_of_a_gang_that_can_not_be_killed_drains_its_gpu(world: World) -> None:
+    workload, agents = placed(world)
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(world.now + step * SECOND)
+    agents[1].end(agents[1].running[0], world.now + 3 * SECOND, outcome="failed", exit_code=1)
+    agents[1].sync(world.now + 3 * SECOND)
+    (stuck,) = agents[0].running
+    is_stuck(agents[0], stuck)
+    for minute in range(1, 10):
+        agent_api.sync(agents[0].host.pk, agents[0].observed(), world.now + minute * MINUTE)
+        overstays.watch(world.now + minute * MINUTE)
+    held = Gpu.objects.filter(units__allocations__period__upper_inf=True).distinct()
+    assert held and {gpu.repair_state for gpu in held} == {RepairState.QUARANTINED}
+    workload.refresh_from_db()
+    assert workload.gone_by is not None
