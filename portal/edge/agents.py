@@ -41,6 +41,7 @@ from agent.protocol import (
     encode,
     parse,
 )
+from portal import lost_logs
 from portal.edge import hosts, metrics
 from portal.edge.bus import Bus
 from portal.edge.hosts import KnownHost, LogNotKept, Unwelcome
@@ -369,6 +370,8 @@ class Agents:
             if time.monotonic() - self._log_trouble_at >= LOG_TROUBLE_SECONDS:
                 self._log_trouble_at = time.monotonic()
                 log.error("logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error))
+                await self._bus.keep(lost_logs.KEY, "1", lost_logs.KEPT_SECONDS)
+                await self._bus.tell_pages(HOSTS)
             return
         await self._bus.tell_pages(f"log:{chunk.run}")
 

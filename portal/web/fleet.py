@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponseBase
 from django.utils import timezone
 
-from portal import policy
+from portal import lost_logs, policy
 from portal.selectors import fleet as reads
 from portal.templatetags.gpupool import use_step
 from portal.web import live
@@ -43,7 +43,8 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         "pools": _choices(
             request, "pool", (("", "All pools"), *((row.slug, row.name) for row in pools)), pool.slug if pool else ""
         ),
-        "may_change": policy.may(user, "host.change"),
+        "may_change": (may_change := policy.may(user, "host.change")),
+        "logs_lost": may_change and lost_logs.are_lost(),
         "teams": _teams(groups) if colour == "owner" else [],
     }
     return live.page(

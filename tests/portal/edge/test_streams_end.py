@@ -8,11 +8,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from agent import protocol
+from portal import lost_logs
 from portal.edge import streams
-from scheduler import agent_api, services
+from portal.models import User
+from scheduler import agent_api, nudge, services
 from scheduler.models import Host
 from tests.portal.edge.conftest import Notebook, SmallAgent, observed, rows, until
 from tests.portal.edge.test_agents import revoke
@@ -27,6 +31,12 @@ async def echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
         return bool((await socket.receive(timeout=5)).data == "anybody there?")
     except ConnectionError:
         return False
+
+
+def fleet_page(user: User) -> str:
+    browser = Client()
+    browser.force_login(user)
+    return str(browser.get(reverse("fleet")).content, "utf-8")
 
 
 async def lose_the_line(agent: SmallAgent) -> None:
@@ -89,6 +99,11 @@ async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
     await agent.say(observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)]))
     frame = await agent.hear()
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
+    assert await rows(lost_logs.are_lost)
+    page = await rows(fleet_page, notebook.place.world.operator)
+    assert "What workloads write is being lost" in page
+    assert "is being lost" not in await rows(fleet_page, notebook.owner), "nothing that she could do about it"
+    await rows(lambda: nudge.connection().delete(lost_logs.KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)
     await agent.say(protocol.LogChunk(run, 5, "kept\n"))
     await until(lambda: list((tmp_path / "logs").glob("*/*/0")))
