@@ -305,11 +305,13 @@ def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
     events = HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now).exclude(
         action_taken__in=("", HealthRule.Action.NOTE)
     )
+    meanings = dict(HealthRule.objects.values_list("code", "meaning"))
     for event in events.select_related("host", "gpu").order_by("pk"):
         numbers = {
             "host": event.host.name,
             "gpu": event.gpu.index if event.gpu else None,
             "event": event.code,
+            "meaning": meanings.get(event.code, ""),
             "detail": event.detail,
             "action": event.action_taken,
         }

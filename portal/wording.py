@@ -807,7 +807,8 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "host_trouble": lambda f: f"{f.plain('', 'host')}: {f.plain('', 'trouble')}.",
     "hardware_event": lambda f: (
-        f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'event') or 'a hardware event'}"
+        f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
+        f"{f.plain(' (' if f.get('meaning') else '', 'event', after=')' if f.get('meaning') else '') or 'a hardware event'}"
         f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
         f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
     ),

@@ -38,7 +38,7 @@ def handle_events(now: datetime) -> int:
             claimed = HealthEvent.objects.filter(pk=event.pk, handled_at=None)
             if claimed.update(handled_at=now, action_taken=action) != 1:
                 continue
-            acted += _act(event, action, now)
+            acted += _act(event, rules.get(event.code), action, now)
     return acted
 
 
@@ -81,9 +81,16 @@ def for_everybody(event: HealthEvent) -> str:
     return event.detail.partition("pid=")[0].rstrip(", ")
 
 
-def _act(event: HealthEvent, action: str, now: datetime) -> bool:
+def in_words(code: str, meaning: str) -> str:
+    """What a hardware event is, for people, with its code beside it: "GPU has fallen off the bus (xid:79)"."""
+    return f"{meaning} ({code})" if meaning else code
+
+
+def _act(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
     # It becomes the state's reason, on the host's page and in the notices of everybody whose work it touches.
-    reason = f"{event.code} {for_everybody(event)}".strip()[:300]
+    what, told = in_words(event.code, rule.meaning if rule is not None else ""), for_everybody(event)
+    says_no_more = event.code == strays.CODE and rule is not None
+    reason = (f"{what}: {told}" if told and not says_no_more else what)[:300]
     if event.code == breaker.CODE and action == Action.CORDON:
         return trip_host(event.host, reason=reason, now=now)  # what runs there runs
     if action == Action.CORDON:

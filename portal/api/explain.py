@@ -14,7 +14,7 @@ from portal.api.shapes import explain as shapes
 from portal.api.shapes.work import AnotherWay, another_way
 from portal.errors import Invalid
 from portal.questions import asking
-from portal.selectors import queue, starts
+from portal.selectors import moves, queue, starts
 from portal.selectors.work import RELATED
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
@@ -53,7 +53,7 @@ class WhyWorkload(View):
             "ahead_more": more,
             "blockers": blockers,
             "hidden_blockers": open_ - len(blockers),
-            "decisions": list(workload.decisions.order_by("-at", "-pk")[:20]),
+            "decisions": moves.decisions(workload, 20),
         }
         return self.one(answer, shapes.WhyShape)
 

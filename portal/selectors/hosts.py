@@ -15,7 +15,7 @@ from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, GpuStateChange, Host, HostStateChange, Unit, Workload
 from scheduler.states import TOLD_TO_GO, AdminState, LeaseState, RepairState
 from telemetry.health import for_everybody
-from telemetry.models import HealthEvent, Sample
+from telemetry.models import HealthEvent, HealthRule, Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
 EVENTS = 20
@@ -90,15 +90,18 @@ def last_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 def events(host: Host) -> list[dict[str, Any]]:
     """What happened to it, newest first: hardware events, and changes of its states and its GPUs'."""
+    rows = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS])
+    meanings = dict(HealthRule.objects.filter(code__in={e.code for e in rows}).values_list("code", "meaning"))
     found: list[dict[str, Any]] = [
         {
             "at": e.at,
+            "meaning": meanings.get(e.code, ""),
             "kind": "bad" if e.action_taken not in ("", "note") else "warn",
             "event": e,
             "told": for_everybody(e),
             "done": DONE.get(e.action_taken, e.action_taken),
         }
-        for e in HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS]
+        for e in rows
     ]
     found += [
         {"at": c.at, "kind": "info", "change": c}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from scheduler.core.reasons import Code
-from scheduler.models import Command, GpuStateChange, HostStateChange
+from scheduler.models import Command, GpuStateChange, HostStateChange, Workload
 from telemetry.models import HealthEvent, HealthRule
 
 MOVED = (Code.DRAINED, Code.GPU_ERROR)
@@ -31,6 +32,31 @@ def of_runs(runs: Iterable[int]) -> dict[int, Move]:
         .order_by("run_id", "pk")
     )
     return of_commands(told)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """Something that stands among the decisions about a workload: the engine's own (``kind`` of a Decision), or ``moved``."""
+
+    at: datetime
+    kind: str
+    code: str
+    numbers: dict[str, Any]
+
+
+def decisions(workload: Workload, most: int) -> list[Happened]:
+    """What was decided about a workload, the newest first: by the engine, by the table of hardware events, by an operator."""
+    rows = workload.decisions.order_by("-at", "-pk")[:most]
+    found = [Happened(row.at, row.kind, row.code, row.numbers) for row in rows]
+    told = list(
+        Command.objects.filter(run__workload=workload, code__in=MOVED, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        .select_related("host")
+        .order_by("run_id", "pk")
+    )
+    moved = of_commands(told)
+    first = {command.run_id: command for command in reversed(told)}
+    found += [Happened(first[run].created_at, "moved", move.code, move.numbers) for run, move in moved.items()]
+    return sorted(found, key=lambda one: one.at, reverse=True)[:most]
 
 
 def of_commands(told: Iterable[Command]) -> dict[int, Move]:

@@ -77,6 +77,17 @@ def ways(health: list[GpuHealth]) -> list[tuple[str, str]]:
     ]
 
 
+def topology(health: list[GpuHealth]) -> list[tuple[str, str]]:
+    """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node; equal ones together."""
+    found: dict[str, list[int]] = {}
+    for each in health:
+        links, pcie, node = each.facts.get("nvlinks"), each.facts.get("pcie"), each.gpu.numa_node
+        parts = [f"{links} NVLinks up" if links else "", f"PCIe {pcie}" if pcie else ""]
+        if words := ", ".join(filter(None, [*parts, "" if node is None else f"NUMA node {node}"])):
+            found.setdefault(words, []).append(each.gpu.index)
+    return [(", ".join(map(str, gpus)), words) for words, gpus in found.items()]
+
+
 @dataclass(frozen=True)
 class Strays:
     """Processes on a host's GPUs that belong to no workload. ``rows`` are for operators and auditors: others see how many."""

@@ -126,6 +126,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "windows": repairs.windows(row, now),
         "health": (health := repairs.gpus(row)),
         "ways": repairs.ways(health),
+        "topology": repairs.topology(health),
         "strays": repairs.strays(user, row),
         "sees_people": policy.sees_all_teams(user),
         "may_change": may_change,
@@ -173,7 +174,8 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
     context = {
         "host": row,
         "title": change["title"].format(name),
-        "text": change["text"],
+        "text": _alive_words(row) if verb == "off" and row.lease_state == LeaseState.ALIVE else change["text"],
+        "refused": verb == "off" and row.lease_state not in change["leases"],
         "label": change["label"],
         "effect": reads.effect(row, now) if verb in ("cordon", "drain") else None,
         "touched": verbs.effect_of_drain(row, now),
@@ -182,6 +184,13 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
         "now": now,
     }
     return render(request, "manage/host_change.html", context, status=400 if form.errors else 200)
+
+
+def _alive_words(row: Host) -> str:
+    return (
+        f"{row.name} is alive: its agent speaks, so it is not off, and this would be refused. Saying so of a machine that is off "
+        "counts what ran on it as lost and starts it elsewhere at once, before its lease is over. To empty one that runs, drain it."
+    )
 
 
 @signed_in

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST
 
 from portal import policy, wording
 from portal.models import User
-from portal.selectors import arrays, use, work
+from portal.selectors import arrays, moves, use, work
 from portal.selectors.moves import Move
 from portal.selectors.work import Piece
 from portal.services import workloads as verbs
@@ -391,6 +391,7 @@ def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
         "refused": "Waits",
         "restarted": "All of it starts again",
         "ended": "All of it ends",
+        "moved": "Told to leave its host",
     }
     return [
         {
@@ -400,7 +401,7 @@ def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
             "code": decision.code,
             "place": wording.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
         }
-        for decision in workload.decisions.order_by("-at", "-pk")[:100]
+        for decision in moves.decisions(workload, 100)
     ]
 
 

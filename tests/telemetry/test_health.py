@@ -45,7 +45,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
 @pytest.mark.parametrize(
     ("code", "detail", "told"),
     [
-        ("stray:process", "miner (pid 4242, user ada, 900 MiB) belongs to no workload", "a process on it belongs to no workload"),
+        ("stray:process", "miner (pid 4242, user ada, 900 MiB) belongs to no workload", ""),
         ("xid:79", "pid='4242', name=miner, GPU has fallen off the bus.", ""),
         ("xid:79", "Bus lost, pid=4242, name=miner of ada, Ch 8", "Bus lost"),
         ("xid:79", "planted", "planted"),
@@ -59,7 +59,8 @@ def test_the_reason_that_everybody_sees_names_nobodys_process(world: World, code
     gpu.refresh_from_db()
     reasons = {gpu.state_reason, Host.objects.get(name="alpha").state_reason}
     reasons |= {*HostStateChange.objects.values_list("reason", flat=True), *GpuStateChange.objects.values_list("reason", flat=True)}
-    assert reasons - {""} == {f"{code} {told}".strip()}
+    what = f"{HealthRule.objects.get(code=code).meaning} ({code})"
+    assert reasons - {""} == {f"{what}: {told}" if told else what}
 
 
 def test_an_event_is_acted_on_once(world: World) -> None:

@@ -58,7 +58,7 @@ class FairnessShape(Ser):
 
 class DecisionShape(Ser):
     at = serializers.DateTimeField()
-    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused", "restarted", "ended"])
+    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused", "restarted", "ended", "moved"])
     code = serializers.CharField()
     sentence = serializers.SerializerMethodField()
 

@@ -168,7 +168,7 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
     told = Notification.objects.filter(user=world.operator).order_by("pk").first()
     assert told is not None
     sentence = wording.notice(told.kind, told.numbers, world.operator)
-    assert sentence == "alpha, GPU 0: xid:79. The host was cordoned, and work that can go leaves it."
+    assert sentence == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert wording.notice(moved.kind, moved.numbers, world.vision.member) == (

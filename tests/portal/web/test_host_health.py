@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from django.urls import reverse
 
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
+from agent.simulated_nvml import _gpus
 from portal import notify, wording
 from portal.models import Notification
 from portal.services import hosts as host_verbs
@@ -17,7 +19,8 @@ from scheduler import clock, diagnostics
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation
 from telemetry import health
 from telemetry.agent_api import accept_health, accept_strays
-from telemetry.models import HealthRule
+from telemetry.models import HealthEvent, HealthRule
+from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import run_job, signed_in
 from tests.telemetry.rows import reservation
 from tests.world import World, units_of
@@ -181,3 +184,67 @@ def test_the_table_shows_where_others_differ_with_their_source(world: World) -> 
     assert "Others differ:</b> GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
     codes = set(HealthRule.objects.values_list("code", flat=True))
     assert {"xid:154", "remap:failed", "throttle:thermal", "nvlink:down", "breaker:attempts"} <= codes
+
+
+def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
+    host = world.hosts["alpha"]
+    HealthRule.objects.get_or_create(code="xid:79", defaults={"meaning": "GPU has fallen off the bus", "action": "cordon"})
+    meaning = HealthRule.objects.get(code="xid:79").meaning
+    gpu = Gpu.objects.get(host=host, index=3)
+    HealthEvent.objects.create(
+        host=host, gpu=gpu, event_id="e1", source="xid", code="xid:79", at=world.now, received_at=world.now
+    )
+    health.handle_events(world.now + timedelta(seconds=1))
+    shown = page(world)
+    words = meaning[:1].upper() + meaning[1:]
+    assert f'{words} <span class="faint">xid:79</span> on GPU 3' in shown
+    assert Host.objects.get(pk=host.pk).state_reason == f"{meaning} (xid:79)"
+    notify.tell(world.now + timedelta(seconds=5))
+    assert any(f"{meaning} (xid:79)" in said for said in told(world, "operator"))
+
+
+def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    models = ["H100-80GB"] * 8
+    seen = {gpu.index: gpu for gpu in _gpus("alpha", models, {})}
+    uuids = {seen[gpu.index].uuid: gpu.uuid for gpu in agent.inventory.gpus}
+    gpus = [
+        replace(
+            gpu, links={uuids[other]: way for other, way in seen[gpu.index].links.items()}, pcie=seen[gpu.index].pcie,
+            nvlinks=seen[gpu.index].nvlinks, numa_node=seen[gpu.index].numa_node,
+        )
+        for gpu in agent.inventory.gpus
+    ]  # fmt: skip
+    agent.inventory = replace(agent.inventory, gpus=gpus, address="10.0.0.7", simulated=True)
+    agent.sync(world.now)
+    shown = page(world)
+    assert "NVLink: all" in shown and "10.0.0.7" in shown
+    assert "GPU 0, 1, 2, 3: 18 NVLinks up, PCIe x16 of x16, up to generation 5, NUMA node 0" in shown
+    assert "GPU 4, 5, 6, 7: 18 NVLinks up, PCIe x16 of x16, up to generation 5, NUMA node 1" in shown
+
+
+def test_the_form_that_attests_a_host_off_says_when_it_is_alive(world: World) -> None:
+    client, address = signed_in(world.people["operator"]), reverse("host-off", args=["alpha"])
+    shown = client.get(address).content.decode()
+    assert "alpha is alive: its agent speaks" in shown and "Drain it instead" in shown
+    assert "I have seen it powered off" not in shown
+    Host.objects.filter(name="alpha").update(lease_state="silent")
+    shown = client.get(address).content.decode()
+    assert "I have seen it powered off" in shown and "Drain it instead" not in shown
+
+
+def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(world: World) -> None:
+    work = run_job(world, world.vision, "storm", host="alpha", gpus=[3])
+    gpu = Gpu.objects.get(host=world.hosts["alpha"], index=3)
+    HealthEvent.objects.create(
+        host=gpu.host, gpu=gpu, event_id="e1", source="xid", code="xid:79", at=world.now, received_at=world.now
+    )
+    health.handle_events(world.now + timedelta(seconds=1))
+    meaning = HealthRule.objects.get(code="xid:79").meaning
+    client = signed_in(world.vision.member)
+    tab = client.get(reverse("job", args=[work.public_id]) + "?tab=decisions").content.decode()
+    assert "Told to leave its host" in tab and f"GPU 3 of alpha failed (XID 79, {meaning})" in tab
+    (row,) = [
+        each for each in client.get(f"/api/v1/workloads/{work.public_id}/why/").json()["decisions"] if each["kind"] == "moved"
+    ]
+    assert row["code"] == "gpu_error" and f"GPU 3 of alpha failed (XID 79, {meaning})" in row["sentence"]
