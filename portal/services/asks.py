@@ -10,6 +10,7 @@ from django.db.models import Max
 
 from portal.validation import Checks
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.core.reasons import Code
 from scheduler.models import Gpu, Pool, Project, Team, Unit
 
 MOST_UNITS = 10_000
@@ -146,6 +147,19 @@ def check_ask(
     _check_memory(checks, pool, clean)
     _check_size(checks, pool, clean)
     return clean
+
+
+def field_at_fault(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
+    """The field of an ask that has to change, by the engine's reason; ``otherwise``: where no part of the hardware is missing."""
+    if numbers.get("hosts_with_labels") == 0:
+        return "labels_required"
+    if code == Code.NO_SUCH_HARDWARE:
+        return "min_compute_capability" if numbers.get("min_compute_capability") else "models"
+    if code != Code.TOO_BIG_FOR_ANY_HOST:
+        return otherwise
+    if numbers.get("largest", 0) < numbers.get("units", 0):
+        return "units"
+    return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
 
 def gpus_of(pool: Pool, ask: AskFields) -> float:

@@ -16,7 +16,16 @@ from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.questions import asking
 from portal.services import audit, money
-from portal.services.asks import AskFields, Placing, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.services.asks import (
+    AskFields,
+    Placing,
+    check_ask,
+    check_pool,
+    check_project,
+    field_at_fault,
+    gpus_of,
+    models_of,
+)
 from portal.validation import Checks
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
@@ -394,7 +403,7 @@ def _refuse(answer: WindowAnswer) -> NoReturn:
     first = f" The first window of that length that fits starts {_said(windows[0][0])}." if windows else ""
     raise Conflict(
         f"{wording.reason(answer.code, numbers)}{first}",
-        field="start",
+        field=field_at_fault(answer.code, numbers, "start"),
         code=answer.code,
         numbers=numbers,
         windows=windows,

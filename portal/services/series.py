@@ -15,7 +15,7 @@ from portal.errors import Conflict
 from portal.models import Submission, User
 from portal.questions import asking
 from portal.services import audit, money
-from portal.services.asks import Placing, models_of
+from portal.services.asks import Placing, field_at_fault, models_of
 from portal.services.reservations import Wish, checked_wish, submit, windows_of
 from portal.validation import Checks
 from scheduler import services as engine
@@ -234,8 +234,9 @@ def refuse_unless_all_fit(answers: list[WindowAnswer], wish: SeriesWish) -> None
     if place is not None:
         answer = answers[place]
         numbers = {**dict(answer.numbers), "occurrence": place + 1, "occurrences": len(answers)}
+        field = field_at_fault(answer.code, numbers, "start")
         raise Conflict(
-            misfit_words(wish, answers), field="start", code=answer.code, numbers=numbers, windows=windows_of(answer)
+            misfit_words(wish, answers), field=field, code=answer.code, numbers=numbers, windows=windows_of(answer)
         )
 
 

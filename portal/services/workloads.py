@@ -21,7 +21,7 @@ from portal.errors import Conflict, Invalid
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.questions import asking, kept
 from portal.services import audit, money
-from portal.services.asks import AskFields, check_ask, check_pool, check_project, gpus_of, models_of
+from portal.services.asks import AskFields, check_ask, check_pool, check_project, field_at_fault, gpus_of, models_of
 from portal.sign_out import session_hash
 from portal.validation import Checks, shown
 from scheduler import services as engine
@@ -595,7 +595,7 @@ def _refuse_what_never_starts(actor: User, wish: _Wish, now: datetime) -> None:
     """Raises Invalid where it would wait for ever. What its team may be granted yet is taken: see ``warning_of``."""
     never = _never(now, owner=actor, **_columns(wish))
     if never is not None and not never.may_be_granted:
-        field = _field_at_fault(never)
+        field = field_at_fault(never.code, never.numbers)
         value = wish.ask.columns["models_wanted" if field == "models" else field]
         raise Invalid({field: wording.never_starts(never.code, never.numbers, actor)}, {field: shown(value)})
 
@@ -614,18 +614,6 @@ def _never(now: datetime, **columns: Any) -> engine.Never | None:
     facts = [columns["preemptible"], columns["priority"], columns["max_runtime_seconds"], *sorted(asked.items())]
     question = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
     return kept(("never", question), now, lambda: engine.never_starts(now=now, **columns))
-
-
-def _field_at_fault(never: engine.Never) -> str:
-    """The field that has to change."""
-    numbers = never.numbers
-    if numbers.get("hosts_with_labels") == 0:
-        return "labels_required"
-    if never.code == Code.NO_SUCH_HARDWARE:
-        return "min_compute_capability" if numbers.get("min_compute_capability") else "models"
-    if never.code == Code.TOO_BIG_FOR_ANY_HOST and numbers.get("largest", 0) >= numbers.get("units", 0):
-        return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
-    return "units"
 
 
 @contextmanager

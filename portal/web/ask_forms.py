@@ -330,6 +330,11 @@ class AskForm(VerbForm):
     def _are_used(self, *names: str) -> bool:
         return any(self[name].value() or self[name].errors for name in names)
 
+    def place_of(self, argument: str) -> str | None:
+        """What is wrong with the number stands where it was chosen: the field for another one is hidden otherwise."""
+        chosen = argument == "units" and self.cleaned_data.get("count") != "other"
+        return "count" if chosen else super().place_of(argument)
+
     @property
     def recurs(self) -> bool:
         """Whether it is a reservation on several days."""

@@ -17,6 +17,11 @@ class VerbForm(forms.Form):
 
     field_of: ClassVar[Mapping[str, str]] = {}  # argument of the service: the field that shows what is wrong with it
 
+    def place_of(self, argument: str) -> str | None:
+        """The field beside which a problem of a verb's argument is told; None where no field is that."""
+        field = self.field_of.get(argument, argument)
+        return field if field in self.fields else None
+
     def carry_out(self, verb: Callable[..., T], **arguments: Any) -> T | None:
         """Call ``verb`` with ``arguments``. None when it refused: its words are then among the form's errors.
 
@@ -28,10 +33,9 @@ class VerbForm(forms.Form):
             raise
         except Invalid as error:
             for name, message in error.fields.items():
-                field = self.field_of.get(name, name)
-                self.add_error(field if field in self.fields else None, message)
+                self.add_error(self.place_of(name), message)
         except Conflict as error:
-            self.add_error(error.field if error.field in self.fields else None, error.message)
+            self.add_error(self.place_of(error.field), error.message)
         except ServiceError as error:
             self.add_error(None, error.message)
         return None

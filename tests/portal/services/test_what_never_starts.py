@@ -13,7 +13,7 @@ from scheduler import engine
 from scheduler.models import Host, JobArray, Pool, Quota, Workload
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
-from tests.world import H100, World
+from tests.world import A100, H100, World
 
 pytestmark = pytest.mark.django_db
 
@@ -99,3 +99,13 @@ def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_i
     assert "never, as it is asked for" in page and "No host is big enough" in page
     for absent in ("Why them", "Who gets how much", "expected start", "past starts"):
         assert absent not in page, absent
+
+
+def test_a_reservation_that_no_host_could_serve_is_refused_beside_its_size_and_not_its_start(world: World) -> None:
+    for data, field in (
+        (ask_data(world, count="other", units_other="9"), "units_other"),
+        (ask_data(world, target=f"shared|{A100}|", count="8"), "count"),
+    ):
+        page = signed_in(world.vision.member).post(reverse("ask"), data)
+        errors = page.context["form"].errors
+        assert page.status_code == 400 and "No host is big enough" in str(errors[field]) and "start" not in errors
