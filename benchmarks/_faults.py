@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks._ledger import Ledger, beating
 from benchmarks._site import DidNotHappen, HostHere, Site, rows, shims, until
 
-PATIENCE = 45.0  # longer than any pass line: then a round is given up
+PATIENCE = 90.0  # longer than any pass line: then a round is given up
 
 
 @dataclass

@@ -207,10 +207,13 @@ class HostHere:
 
 
 class Site:
-    """The installation. ``hosts`` hosts of two simulated GPUs each; leases of 5 s, notice and grace of 2 s."""
+    """The installation. ``hosts`` hosts of two simulated GPUs each; leases of 5 s if not said otherwise, notice and grace of 2."""
 
-    def __init__(self, folder: Path, hosts: int = 5, launcher: str = "auto") -> None:
+    def __init__(
+        self, folder: Path, hosts: int = 5, launcher: str = "auto", lease_seconds: int = LEASE_SECONDS
+    ) -> None:
         self.folder = folder
+        self.lease_seconds = lease_seconds
         self.run = starter()
         self.port = self._free_pair()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -251,7 +254,7 @@ class Site:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={DATABASE_DISK},mode=711", "tmpfs", str(site)]
             subprocess.run(mount, capture_output=True)
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
-        settings = {"GPUPOOL_LEASE_SECONDS": str(LEASE_SECONDS), "GPUPOOL_RECORDING_HOURS": "0"}
+        settings = {"GPUPOOL_LEASE_SECONDS": str(self.lease_seconds), "GPUPOOL_RECORDING_HOURS": "0"}
         with (self.folder / "up.out").open("wb") as out:
             self.supervisor = subprocess.Popen(
                 [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)],

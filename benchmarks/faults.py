@@ -3,10 +3,10 @@
     ./run bench faults --rounds 3 --seed 1 --json
     ./run bench faults --only kill_web,kill_shim --rounds 200
 
-Everything is started as `./run up` and `./run demo` start it, with leases of 5 s. Each fault says its pass line; each round breaks
-something at a random moment while jobs are submitted, and measures how long it takes until a job that is submitted after the fault
-starts (or what else the pass line says). A round survived if that was in time, and if rows, processes and what the jobs wrote
-themselves show no unit held twice, no job started twice at once, none lost.
+Everything is started as `./run up` and `./run demo` start it, with leases of 5 s (20 s in the short form). Each fault says its
+pass line; each round breaks something at a random moment while jobs are submitted, and measures how long it takes until a job that
+is submitted after the fault starts (or what else the pass line says). A round survived if that was in time, and if rows,
+processes and what the jobs wrote themselves show no unit held twice, no job started twice at once, none lost.
 
 `{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, recovery in seconds.
 """
@@ -30,6 +30,7 @@ from benchmarks._ledger import Ledger, Load
 from benchmarks._site import DidNotHappen, Site
 
 SERVICES = ()
+SHORT_LEASE_SECONDS = 20  # of the short form, which has to hold on a machine that is busy with other tests
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -39,15 +40,22 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--only", type=_names, default=list(FAULTS), help="names of faults, with commas between them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
-    parser.add_argument("--short", action="store_true", help="one round of each of the cheap ones, on three hosts")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="one round of each of the cheap ones on three hosts; how long it takes does not count",
+    )
     options = parser.parse_args(argv)
     if options.short:
         options.rounds, options.only = 1, [fault.name for fault in FAULTS.values() if fault.cheap]
     folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-faults-"))
-    site = Site(folder, hosts=3 if options.short else 5)
+    site = Site(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS) if options.short else Site(folder)
     try:
         site.start()
-        figures = {name: break_it(FAULTS[name], site, options.rounds, options.seed) for name in options.only}
+        figures = {
+            name: break_it(FAULTS[name], site, options.rounds, options.seed, timed=not options.short)
+            for name in options.only
+        }
     finally:
         site.stop()
         if not options.keep:
@@ -59,8 +67,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
 
 
-def break_it(fault: Fault, site: Site, rounds: int, seed: int) -> dict[str, Any]:
-    """``rounds`` rounds of one fault: ``{"rounds", "survived", "worst_recovery"}``."""
+def break_it(fault: Fault, site: Site, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
+    """``rounds`` rounds of one fault: ``{"rounds", "survived", "worst_recovery"}``. ``timed``: none may take too long."""
     print(f"{fault.name}: {fault.line}", flush=True)
     ledger, dice = Ledger(site), random.Random(f"{seed} {fault.name}")
     wrong: dict[int, list[str]] = {}
@@ -68,7 +76,7 @@ def break_it(fault: Fault, site: Site, rounds: int, seed: int) -> dict[str, Any]
     known: set[str] = set()
     for number in range(1, rounds + 1):
         ledger.round = number
-        recovery, problems = _round(fault, Broken(site, ledger, dice))
+        recovery, problems = _round(fault, Broken(site, ledger, dice), timed)
         news = [problem for problem in ledger.wrong_now() if problem not in known]
         known.update(news)
         wrong[number] = [*problems, *news]
@@ -84,18 +92,18 @@ def break_it(fault: Fault, site: Site, rounds: int, seed: int) -> dict[str, Any]
     return {"rounds": rounds, "survived": survived, "worst_recovery": None if worst is None else round(worst, 2)}
 
 
-def _round(fault: Fault, broken: Broken) -> tuple[float | None, list[str]]:
+def _round(fault: Fault, broken: Broken, timed: bool) -> tuple[float | None, list[str]]:
     try:
         if not fault.under_load:
             recovery = fault.do(broken)
         else:
             with Load(broken.ledger, broken.dice):
-                time.sleep(broken.dice.uniform(0.5, 2.5))
+                time.sleep(broken.dice.uniform(0.5, 2.5 if timed else 1.0))
                 recovery = fault.do(broken)
     except (DidNotHappen, OSError, subprocess.CalledProcessError, ObjectDoesNotExist) as problem:
         end_rest(broken)
         return None, [str(problem) or type(problem).__name__]
-    late = recovery > fault.seconds
+    late = timed and recovery > fault.seconds
     return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if late else []
 
 
