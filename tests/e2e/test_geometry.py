@@ -1,0 +1,87 @@
+"""A GPU is split into MIG instances from the browser: a whole demo, its real agents, work that leaves and work that comes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.e2e.test_main_job import FLAGS, Person, eventually, state_of, where_runs
+from tests.running_demo import Demo, free_pair
+
+pytestmark = [pytest.mark.browser, pytest.mark.site, pytest.mark.timeout(420), pytest.mark.xdist_group("site")]
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Person]:
+    demo = Demo(ROOT, tmp_path / "demo", free_pair())
+    try:
+        demo.wait_ready(240)
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+            yield Person(browser, demo, "operator")
+            browser.close()
+    finally:
+        if demo.process.poll() is None:
+            demo.stop()
+
+
+def geometry(operator: Person, index: int) -> dict[str, Any]:
+    rows = operator.page.request.get(f"{operator.demo.url}/api/v1/hosts/h1/geometry/").json()
+    found: dict[str, Any] = rows[index]
+    return found
+
+
+def change(operator: Person, index: int, wanted: str) -> Page:
+    """What it touches is shown first."""
+    page = operator.go(f"/hosts/h1/gpus/{index}/geometry/?geometry={wanted.replace('+', '%2B')}")
+    expect(page.get_by_role("heading", name="What it touches")).to_be_visible()
+    operator.check()
+    page.get_by_label("Reason").fill("small notebooks")
+    page.get_by_role("button", name="Change the geometry").click()
+    expect(page.get_by_text(f"GPU {index} of h1 takes nothing new.")).to_be_visible()
+    return page
+
+
+def ended(operator: Person, index: int, state: str) -> dict[str, Any]:
+    eventually(lambda: geometry(operator, index)["last_change"]["state"] in ("done", "failed"), 120, "it is over")
+    row = geometry(operator, index)
+    assert row["last_change"]["state"] == state, row
+    return row
+
+
+def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person) -> None:
+    eventually(lambda: where_runs(operator.page, operator.demo, "mri-pretrain") == "h1", 90, "work holds all of h1")
+    page = operator.go("/hosts/h1/gpus/1/geometry/?geometry=7x1g.10gb")
+    expect(page.get_by_role("row", name="mri-pretrain")).to_contain_text("gets its notice")
+    change(operator, 1, "1x3g.40gb+4x1g.10gb")
+    assert ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
+    assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, "its work saved itself"
+    page = operator.go("/hosts/h1/")
+    expect(page.get_by_role("cell", name="1 3g.40gb")).to_be_visible()
+    operator.check()
+
+    state = str(operator.demo.folder / "agents" / "h1")
+
+    def plant(fault: str) -> None:
+        words = [sys.executable, "-m", "agent", "plant-fault", "--state", state, "--gpu", "1", "--fault", fault]
+        subprocess.run(words, cwd=ROOT, check=True)
+
+    plant("geometry-in-use")
+    change(operator, 1, "whole")
+    assert ended(operator, 1, "failed")["geometry"] == "1x3g.40gb+4x1g.10gb"
+    page = operator.go("/hosts/h1/gpus/1/geometry/")
+    expect(page.locator("main")).to_contain_text("a process still uses the GPU")
+    operator.check()
+    plant("none")
+    change(operator, 1, "whole")
+    assert ended(operator, 1, "done")["geometry"] == "whole"
+    assert operator.errors == [] and operator.other_hosts == []
