@@ -5,7 +5,7 @@ Each function is a level-triggered tick over rows: calling it twice, late or in 
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -33,8 +33,6 @@ from scheduler.states import (
     WorkloadState,
     change_state,
 )
-
-log = logging.getLogger(__name__)
 
 SECOND = timedelta(seconds=1)
 START_LIMIT = timedelta(seconds=120)  # from placement until the agent names the run
@@ -171,24 +169,40 @@ def _wake_at_starts(now: datetime) -> None:
 # -- hosts ---------------------------------------------------------------------------------------------------------------
 
 
-def watch_hosts(now: datetime) -> None:
-    """Hosts that stopped speaking become suspect, then silent and their work lost; unless most of them did so at once."""
-    rules = leases.rules()
+@dataclass(frozen=True, slots=True)
+class MassSilence:
+    """So many hosts are quiet at once that the network or this site is suspected rather than they: nobody's work is given up."""
+
+    quiet: int
+    hosts: int
+    since: datetime
+
+
+def mass_silence(now: datetime) -> MassSilence | None:
+    """Whether that is so now. One query."""
+    hosts, quiet = _those_heard_of(now)
+    if not leases.is_mass_silence(len(quiet), len(hosts)):
+        return None
+    return MassSilence(len(quiet), len(hosts), max(host.last_sync_at or host.created_at for host in quiet))
+
+
+def _those_heard_of(now: datetime) -> tuple[list[Host], list[Host]]:
+    """The hosts that have spoken and are not known to be silent, and those of them that are quiet for too long."""
     heard = Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
     hosts = list(heard.select_related("pool").order_by("pk"))
-    quiet = [host for host in hosts if _quiet_seconds(host, now) > rules.suspect_seconds]
+    return hosts, [host for host in hosts if _quiet_seconds(host, now) > leases.rules().suspect_seconds]
+
+
+def watch_hosts(now: datetime) -> None:
+    """Hosts that stopped speaking become suspect, then silent and their work lost; unless most of them did so at once."""
+    hosts, quiet = _those_heard_of(now)
     for host in quiet:
         if host.lease_state == LeaseState.ALIVE:
             _suspect(host, now)
     patience = leases.silent_after(quiet) if quiet else {}
     overdue = [host for host in quiet if _quiet_seconds(host, now) > patience[host.pk]]
     if overdue and leases.is_mass_silence(len(quiet), len(hosts)):
-        log.error(
-            "%d of %d hosts are quiet at once: the control plane is suspected, nobody is evicted",
-            len(quiet),
-            len(hosts),
-        )
-        return
+        return  # operators are told by the pages: ``mass_silence``
     for host in overdue:
         _declare_silent(host, now)
     _lose_what_is_left_on_silent_hosts(now)

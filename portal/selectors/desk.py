@@ -11,6 +11,7 @@ from django.db.models import F, Q
 from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import use
+from scheduler.clock import MassSilence, mass_silence
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.states import PROMISED, AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.budgets import forecast_of
@@ -31,9 +32,10 @@ class Operations:
     waiting: list[Workload]
     waiting_count: int
     unserved: list[Reservation]  # have begun and have no GPUs
+    mass_silence: MassSilence | None
 
 
-def operations(user: User) -> Operations | None:
+def operations(user: User, now: datetime) -> Operations | None:
     """None for people whose desk this is not. A fixed number of queries."""
     if not policy.may(user, "approval.see"):
         return None
@@ -55,6 +57,7 @@ def operations(user: User) -> Operations | None:
             .select_related("project__team")
             .order_by("start", "pk")[:MOST]
         ),
+        mass_silence=mass_silence(now),
     )
 
 

@@ -12,6 +12,7 @@ from portal.selectors import fleet as reads
 from portal.templatetags.gpupool import use_step
 from portal.web import live
 from portal.web.access import signed_in, viewer
+from scheduler.clock import mass_silence
 
 COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Owner"), ("health", "Health"))
 SHAPES = (("cells", "Cells"), ("table", "Table"))
@@ -45,6 +46,7 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         ),
         "may_change": (may_change := policy.may(user, "host.change")),
         "logs_lost": may_change and lost_logs.are_lost(),
+        "silence": mass_silence(now) if may_change else None,
         "teams": _teams(groups) if colour == "owner" else [],
     }
     return live.page(

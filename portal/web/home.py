@@ -221,7 +221,7 @@ def _money_bar(
 
 def _operations(user: User, now: datetime) -> dict[str, Any] | None:
     """An operator's desk: decisions, hosts, and who waits longest and why."""
-    found = desk.operations(user)
+    found = desk.operations(user, now)
     if found is None:
         return None
     return {

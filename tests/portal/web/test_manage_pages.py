@@ -45,6 +45,18 @@ def test_a_stranger_does_not_see_the_hosts_of_another_teams_pool(world: World) -
     assert signed_in(world.language.member).get(reverse("host", args=["delta"])).status_code == 404
 
 
+def test_operators_are_told_that_most_hosts_are_quiet_at_once(world: World) -> None:
+    def told(user: User, page: str) -> bool:
+        return "hosts have said nothing since" in signed_in(user).get(reverse(page)).content.decode()
+
+    Host.objects.update(lease_state="alive", last_sync_at=timezone.now())
+    assert not told(world.operator, "fleet") and not told(world.operator, "home")
+    Host.objects.update(last_sync_at=timezone.now() - timedelta(minutes=5))
+    hosts = Host.objects.count()
+    assert f"{hosts} of {hosts} hosts" in signed_in(world.operator).get(reverse("fleet")).content.decode()
+    assert told(world.operator, "home") and not told(world.vision.member, "fleet")
+
+
 def test_a_fleet_without_telemetry_says_so(world: World) -> None:
     page = signed_in(world.operator).get(reverse("fleet")).content.decode()
     assert "no telemetry from 8 of 8 GPUs" in page
