@@ -427,7 +427,7 @@ def _new_user(checks: Checks, username: Any, email: Any, password: Any, full_nam
         try:
             validate_password(password, user)
         except ValidationError as problem:
-            checks.note("password", "", f"password: {' '.join(problem.messages)}")
+            checks.note("password", "", " ".join(problem.messages))
     checks.done()
     if User.objects.filter(username__iexact=username).exists():
         raise Invalid(

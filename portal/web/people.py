@@ -19,7 +19,7 @@ from portal.selectors import organisation as reads
 from portal.services import people as verbs
 from portal.web.access import named, signed_in, viewer
 from portal.web.verb_form import VerbForm
-from scheduler.models import Host, Project, Quota, Team, Workload
+from scheduler.models import Host, Pool, Project, Quota, Team, Workload
 
 BACKEND = "allauth.account.auth_backends.AuthenticationBackend"  # the one that config.settings uses
 
@@ -213,6 +213,8 @@ def first_steps() -> list[dict[str, Any]]:
     """What a new installation needs, in order, each with whether it is done."""
     joined = Host.objects.exclude(credential_hash="").exists()
     return [
+        {"title": "Make a pool", "done": Pool.objects.exists(), "url": "pool-new", "action": "Make a pool",
+         "text": "Hosts whose GPUs are shared by one set of rules. One for everybody is enough to begin with."},
         {"title": "Add a host", "done": joined, "url": "host-add", "action": "Add a host",
          "text": "One command, copied to the machine, starts its agent. Its GPUs appear here by themselves."},
         {"title": "Create a team", "done": Team.objects.exists(), "url": "teams", "action": "Create a team",
