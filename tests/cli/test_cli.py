@@ -7,12 +7,14 @@ import re
 import shlex
 import stat
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.simulated_nvml import offers
 from cli import login
 from cli.words import Duration, length, parsed_moment
 from portal.models import AuditEvent, User
@@ -291,7 +293,10 @@ def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: Sign
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
-    Host.objects.filter(name="alpha").update(name="h3")
+    offered = {H100: [asdict(one) for one in offers(H100)]}
+    gpus = [{"uuid": gpu.uuid, "units": [{"profile": ""}]} for gpu in served_world.hosts["alpha"].gpus.all()]
+    reported = {"mig_profiles": offered, "gpus": gpus}
+    Host.objects.filter(name="alpha").update(name="h3", hardware={"reported": reported})
     Host.objects.filter(name="delta").update(name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1))
     sign_in(lead)
     found = examples()
