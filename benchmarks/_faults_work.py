@@ -336,11 +336,11 @@ def preempted(broken: Broken) -> float:
 def _checkpoint(place: Path) -> None:
     """What a round used up of the log is ready again for the next one, as it would be after some minutes."""
     import psycopg
+    from django.conf import settings
 
+    host = settings.DATABASES["default"]["HOST"]
     password = json.loads((place / "secrets.json").read_text())["postgres"]
-    with psycopg.connect(
-        host=str(place / "sockets"), user="postgres", dbname="postgres", password=password, autocommit=True
-    ) as database:
+    with psycopg.connect(host=host, user="postgres", dbname="postgres", password=password, autocommit=True) as database:
         database.execute("CHECKPOINT")
 
 
