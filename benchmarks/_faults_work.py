@@ -93,6 +93,14 @@ def kill_agent_beside_notebooks(broken: Broken) -> float:
     names = broken.site.notebooks
     while len(names) < 2:
         names.append(_notebook(broken))
+    try:
+        return _agents_killed(broken, names)
+    except DidNotHappen:
+        end_notebooks(broken)  # the next round has others
+        raise
+
+
+def _agents_killed(broken: Broken, names: list[str]) -> float:
     runs = [_ready_run(name) for name in names]
     before = {run: set(marked(broken.site.folder, run)) for run in runs}
     began = time.monotonic()
@@ -103,8 +111,9 @@ def kill_agent_beside_notebooks(broken: Broken) -> float:
     took = (time.monotonic() - began) / len(hosts)
     time.sleep(1)
     for name, run in zip(names, runs, strict=True):
-        if _ready_run(name) != run or not before[run] <= set(marked(broken.site.folder, run)):
-            end_notebooks(broken)
+        if state_of(name)[0] != "running" or _ready_run(name) != run:
+            raise DidNotHappen(f"all notebooks are taken over: one is {state_of(name)}")
+        if not before[run] <= set(marked(broken.site.folder, run)):
             raise DidNotHappen("all notebooks are taken over: the processes of one are others")
     print(f"    {len(hosts)} agents were started again", flush=True)
     return took
