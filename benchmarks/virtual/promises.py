@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from benchmarks.virtual.machine import Shim
     from benchmarks.virtual.world import World
 
+LOST_SECONDS = (
+    36.0  # a stop is heard, or the lease is over, and then the grace: twice, where its agent dies on hearing it
+)
 LATE_SECONDS = 1.0  # a lease may be overrun by so much: a shim looks four times a second
 
 
@@ -23,6 +26,8 @@ class Promises:
         self.world = world
         self.found: list[str] = []
         self.stale = True  # rows or processes have changed since the last look at both
+        self.told_to_stop: dict[str, float] = {}  # runs with an open stop, and since when that is known
+        self.asked_at = 0.0
         self.accepted: list[int] = []  # workloads of which somebody was told that they are queued
 
     def broken(self, sentence: str) -> None:
@@ -37,6 +42,8 @@ class Promises:
         if not living:
             return
         self._leases(living)
+        if self.world.timeline.now - self.asked_at >= 1.0:
+            self._stops(living)
         if not self.stale:
             return
         self.stale = False
@@ -70,6 +77,15 @@ class Promises:
                 if times > 1:
                     words = next(shim.wanted.command for shim in machine.shims if shim.run.id == run)
                     self.broken(f"{words} was started {times} times by one command on {machine.name}")
+
+    def _stops(self, living: list[Shim]) -> None:
+        self.asked_at = now = self.world.timeline.now
+        kept = {shim.run.id: shim for shim in living if shim.kept}
+        told = Command.objects.filter(verb=Command.Verb.STOP, done_at__isnull=True, run__public_id__in=kept)
+        for public_id in told.values_list("run__public_id", flat=True).order_by("pk"):
+            shim = kept[str(public_id)]
+            if now - self.told_to_stop.setdefault(shim.run.id, now) > LOST_SECONDS:
+                self.broken(f"{shim.wanted.command} lives on {shim.machine.name} long after its stop: it was lost")
 
     def _leases(self, living: list[Shim]) -> None:
         for shim in living:
