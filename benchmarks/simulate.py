@@ -29,6 +29,7 @@ os.environ.setdefault("GPUPOOL_LEASE_SECONDS", "12")
 
 SERVICES = ("postgres",)
 SHOWN = 20
+TOLD_EVERY = 10  # seeds
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> dict[str, Any]:
             print(course.digest)
         elif course.violations:
             print(f"seed {seed}: {course.violations[0]}", flush=True)
+        elif seed % TOLD_EVERY == 0:
+            print(f"up to seed {seed}: {steps} steps, {len(broken)} violations", flush=True)
     return {
         "seeds": len(seeds),
         "violations": len(broken),
