@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
 import random
@@ -254,11 +255,11 @@ class Connection:
                 said_at = now
             for proof in agent.proofs_due():
                 await socket.send_str(encode(proof))
-            for event in agent.health_due():
-                await socket.send_str(encode(event))
-            await self._send_samples(socket)
-            for chunk in agent.log_chunks():
-                await socket.send_str(encode(chunk))
+            # A report asks for the leases of everything here: however much there is to say, it is not kept waiting for that.
+            for frame in itertools.chain(agent.health_due(), agent.batches_due(), agent.log_chunks()):
+                await socket.send_str(encode(frame))
+                if time.monotonic() >= self._next_observed(said_at):
+                    break
             self.due.clear()
             if not agent.changed:
                 try:
@@ -282,7 +283,3 @@ class Connection:
             del self._sent_at[next(iter(self._sent_at))]
         await socket.send_str(encode(observed))
         self._agent.on_observed_sent(observed)
-
-    async def _send_samples(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        for batch in self._agent.batches_due():
-            await socket.send_str(encode(batch))

@@ -21,6 +21,7 @@ from agent.background import is_kernel
 from agent.clean import Clean
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
+from agent.events import KeptEvents
 from agent.geometry import Geometries
 from agent.launchers import Launcher
 from agent.meter import Hardware, HardwareEvent, Meter, Use
@@ -35,17 +36,15 @@ from agent.protocol import (
     LogChunk,
     Observed,
     Proof,
-    ProtocolError,
     RunWanted,
     SampleBatch,
     SampleRow,
     StraySeen,
-    parse,
 )
 from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
 from agent.spool import Spool
-from agent.state import State, boot_id, read_json, write_json
+from agent.state import State, boot_id, read_json
 from agent.strays import Known, Strays
 from agent.streams import Streams
 
@@ -54,13 +53,9 @@ log = logging.getLogger("agent")
 BRING_ABOUT_SECONDS = 2.0  # well within a lease
 LOOK_SECONDS = 0.2  # how often the shims' files are read
 EVENTS_SECONDS = 1.0
-SAME_EVENT_SECONDS = 5.0  # the driver's event and the kernel's log do not have the same time to the second
 ASK_STARTING_SECONDS = 0.1  # a notebook that is starting
 ASK_READY_SECONDS = 3.0
 ROWS_OFFLINE = 12  # samples per batch while the edge is away: fewer, larger files
-HEALTH_RESENT_SECONDS = (
-    86_400.0  # after a reconnect, events younger than this are said again; their ids make that harmless
-)
 SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 LOG_CHUNKS_AT_ONCE = 4  # per run and round, so that one loud workload does not hold up the others
@@ -118,8 +113,7 @@ class Agent:
         self._sent_batches_at = 0.0
         self._knows_committed = False
         self._unsaved: list[SampleRow] = []
-        self._health_folder = state.folder / "health"
-        self._health_folder.mkdir(exist_ok=True, mode=0o700)
+        self._events = KeptEvents(state.folder / "health")
         self._health_due: list[Health] = []
         self._challenge = ""  # the last one that was taken on, on this connection
         self._proofs: list[Proof] = []  # made and not yet said
@@ -129,6 +123,7 @@ class Agent:
         self._heard_at = 0.0  # CLOCK_BOOTTIME of the last frame that was not older than one before it
         self._lease_until = 0.0
         self._lease_seconds = 30.0
+        self._log_of = ""  # the run whose log was looked at last
         self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
         self._boot_id = boot_id()
         self._busy = asyncio.Lock()  # one reconciliation at a time
@@ -179,7 +174,8 @@ class Agent:
         if self._streams is not None:
             await self._streams.close()
         if self._unsaved:
-            self._save_samples()
+            with _samples_may_be_lost():
+                self._spool.add(self._unsaved)
         await self._diagnostics.close()
         await self._geometries.close()
         if self.options.stop_on_exit:
@@ -294,7 +290,7 @@ class Agent:
         self._sent_batches = 0
         for run in self.runs.runs.values():
             run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
-        self._health_due = self._recent_health()
+        self._health_due = self._events.recent(time.time())
         self._strays_due = list(self._strays.seen)
         self._challenge, self._proofs = "", []
 
@@ -318,7 +314,10 @@ class Agent:
 
     def log_chunks(self) -> Iterator[LogChunk]:
         """Pieces of logs that the server does not have yet."""
-        for run in list(self.runs.runs.values()):
+        there = list(self.runs.runs.values())
+        turn = next((place + 1 for place, run in enumerate(there) if run.id == self._log_of), 0)
+        for run in [*there[turn:], *there[:turn]]:  # whoever is told next when this round is broken off
+            self._log_of = run.id
             for _ in range(LOG_CHUNKS_AT_ONCE):
                 offset, text, following = logs.read(run.folder / "log", run.log_sent, ended=bool(run.ended))
                 if not text:
@@ -513,7 +512,9 @@ class Agent:
             self._look_for_strays(uses)
             online = self._connection is not None and self._connection.connected
             if online or len(self._unsaved) >= ROWS_OFFLINE * max(1, len(self._claims())):
-                self._save_samples()
+                rows, self._unsaved = self._unsaved, []
+                with _samples_may_be_lost():
+                    await self._spool.add_beside(rows)
                 self._wake()
             await asyncio.sleep(max(0.0, self.options.sample_seconds - (time.monotonic() - began)))
 
@@ -552,13 +553,6 @@ class Agent:
     def _claims(self) -> frozenset[str]:
         return self.runs.known_units
 
-    def _save_samples(self) -> None:
-        try:
-            self._spool.add(self._unsaved)
-        except OSError as error:
-            log.error("samples are lost: %s", error)  # a full disk: unknown, not zero
-        self._unsaved = []
-
     def _uses(self, holders: list[tuple[str, Run]]) -> dict[str, Use]:
         everything = processes.scan()
         by_run: dict[str, Use] = {}
@@ -571,43 +565,18 @@ class Agent:
 
     async def _watch_events(self) -> None:
         for event in await self.meter.earlier(time.time()):
-            if not self._knows(event):
+            if not self._events.knows(event):
                 self._note_event(event)
         while True:
             for event in await self.meter.events(time.time()):
                 self._note_event(event)
             await asyncio.sleep(EVENTS_SECONDS)
 
-    def _knows(self, event: HardwareEvent) -> bool:
-        """Whether an earlier agent heard of what the kernel's log says."""
-        return any(
-            (known.gpu, known.code) == (event.gpu, event.code) and abs(known.ts - event.ts) < SAME_EVENT_SECONDS
-            for known in self._recent_health()
-        )
-
     def _note_event(self, event: HardwareEvent) -> None:
-        log.warning("hardware event %s on %s: %s", event.code, event.gpu, event.detail)
-        health = Health(event.event_id, event.gpu, event.source, event.code, event.ts, event.detail)
-        with _disk_trouble_survived("a hardware event"):
-            write_json(self._health_folder / f"{event.event_id}.json", dataclasses.asdict(health))
-        self._health_due.append(health)
-        self._wake()
-
-    def _recent_health(self) -> list[Health]:
-        recent: list[Health] = []
-        oldest = time.time() - HEALTH_RESENT_SECONDS
-        for path in sorted(self._health_folder.glob("*.json")):
-            try:
-                health = parse(Health, read_json(path))
-            except ProtocolError:  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
-                log.warning("a kept hardware event can't be read: %s", path.name)
-                path.unlink()
-                continue
-            if health.ts < oldest:
-                path.unlink()
-            else:
-                recent.append(health)
-        return sorted(recent, key=lambda health: health.ts)
+        health = self._events.note(event)
+        if health is not None:
+            self._health_due.append(health)
+            self._wake()
 
     async def _watch_notebooks(self) -> None:
         asking: dict[str, asyncio.Task[None]] = {}  # one that hangs holds up no other
@@ -648,6 +617,14 @@ class Agent:
             run.step = "starting JupyterLab"
         if (run.step, run.ready, run.activity) != before:
             self._note_change()
+
+
+@contextlib.contextmanager
+def _samples_may_be_lost() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.error("samples are lost: %s", error)  # a full disk: unknown, not zero
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
 LARGEST_DECLARATION = 4096
 ORDER_BYTES, END_BYTES = 1024, 4096  # of the room that is kept for a run's orders, and for how it ended
+MARK_BYTES = 40
 LEAST_FREE_BYTES = 64 << 20  # with less on the disk nothing new is started; what runs goes on
 
 
@@ -430,12 +431,20 @@ class Runs:
             run = self._lay_out(wanted, lease_until, place)
             await self._spawn(run, wanted, held, place)
             return True
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
-            self.refuse(wanted, "start_failed", f"could not be started: {error.strerror}")
+            self._clear_away(wanted.run)
+            self.refuse(wanted, "start_failed", f"could not be started: {getattr(error, 'strerror', None) or error}")
             return False
         finally:
             held.close()
+
+    def _clear_away(self, run_id: str) -> None:
+        """What a start that failed has made by the run's mark, which nobody knows any more after it."""
+        run = self.runs.get(run_id)
+        if run is not None:
+            self.cgroups.remove(run.about["mark"])
+            self.network.leave(run.about["mark"])
 
     def beside(self, ask: Callable[[], T], seconds: float = LOOK_SECONDS) -> T:
         """Ask the homes' file system something. Raises Hangs when it does not answer in time, and what ``ask`` raises."""
@@ -466,6 +475,7 @@ class Runs:
         _write_lease(folder, lease_until)
         _write_order(folder, {})
         (folder / "exit.room").write_bytes(b" " * END_BYTES)
+        self.keep_log_mark(run, 0)
         if wanted.secret:
             write_text(folder / "in" / "secret", wanted.secret, tenants.READABLE)
         if wanted.gang is not None:
@@ -612,8 +622,8 @@ class Runs:
                 _write_lease(run.folder, until)
 
     def keep_log_mark(self, run: Run, offset: int) -> None:
-        """The server has this run's log up to ``offset``."""
-        write_json(run.folder / "log_sent.json", {"offset": offset})
+        """The server has this run's log up to ``offset``. Not synced: a mark that is lost is a log that is sent again."""
+        _write_in_place(run.folder / "log_sent.json", json.dumps({"offset": offset}).ljust(MARK_BYTES))
 
 
 def _told_apart(word: os.stat_result | None) -> list[int] | None:

@@ -6,6 +6,7 @@ oldest batches lose their rows but keep their numbers: what is lost is unknown t
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -25,6 +26,7 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("[0-9]*.json")}
         self._emptied: set[int] = set()
+        self._begun = 0  # the batch that is being written beside
         self.committed = 0
 
     @property
@@ -38,8 +40,25 @@ class Spool:
 
     def add(self, rows: list[SampleRow]) -> int:
         """Keep a new batch, on disk when this returns. Gives its number. Raises OSError when the disk is full."""
-        number = max(self.last, self.committed) + 1
+        number = max(self.last, self.committed, self._begun) + 1
         self._write(number, rows)
+        self._thin_out()
+        return number
+
+    async def add_beside(self, rows: list[SampleRow]) -> int:
+        """Like ``add``; the event loop goes on while the disk, which workloads keep busy, writes it through. One at a time."""
+        while True:
+            number = self._begun = max(self.last, self.committed) + 1
+            text = _text(number, rows)
+            try:
+                await asyncio.to_thread(write_text, self._path(number), text)  # cut short, it goes on: so the number stays taken
+            except OSError:
+                self._begun = 0
+                raise
+            self._begun = 0
+            if number > max(self.last, self.committed):
+                break  # else the server has moved our numbers meanwhile
+        self._sizes[number] = len(text)
         self._thin_out()
         return number
 
@@ -79,9 +98,13 @@ class Spool:
                 self._emptied.add(number)
 
     def _write(self, number: int, rows: list[SampleRow]) -> None:
-        text = json.dumps(dataclasses.asdict(SampleBatch(number, rows)), separators=(",", ":"))
+        text = _text(number, rows)
         write_text(self._path(number), text)
         self._sizes[number] = len(text)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:012d}.json"
+
+
+def _text(number: int, rows: list[SampleRow]) -> str:
+    return json.dumps(dataclasses.asdict(SampleBatch(number, rows)), separators=(",", ":"))

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
+import aiohttp
 import pytest
 
-from agent import logs
+from agent import connection, logs
+from agent.cgroups import Cgroups, Limits, Made
+from agent.connection import Connection
+from agent.daemon import Agent
+from agent.events import MOST_ALIKE, KeptEvents
 from agent.launchers import Plain
-from agent.meter import Hardware
+from agent.meter import Hardware, HardwareEvent
+from agent.network import SPACES, Network
+from agent.protocol import VERSION, Health, Inventory, LogChunk, Observed, Proof, SampleBatch, SampleRow
 from agent.runs import Runs, boottime
-from agent.state import State
+from agent.spool import Spool
+from agent.state import State, read_json, write_text
 from tests.agent.conftest import job
 
 
@@ -62,3 +73,166 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_on(tmp_path: Path, monke
         (tmp_path / f"{last:015d}").unlink()
     (tmp_path / f"{0:015d}").write_text("aaa")
     assert logs.end(tmp_path) == 0, "the only one that was listed is gone"
+
+
+# starts that fail
+
+
+class Noting(Cgroups):
+    """Real control groups, and the names that they were made under."""
+
+    def make(self, name: str, limits: Limits) -> Made:
+        self.names = [*getattr(self, "names", []), name]
+        return super().make(name, limits)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes control groups and networks")
+async def test_a_start_that_fails_leaves_neither_groups_nor_a_network(runs: Runs) -> None:
+    runs.cgroups, runs.network = Noting(), Network("internet", "r4ts")
+    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # what the shim is to read can't be written
+    assert not await runs.start(job("true"), boottime() + 30)
+    assert runs.runs["run-1"].ended["outcome"] == "start_failed"
+    (mark,) = runs.cgroups.names
+    assert not any(folder.exists() for folder in runs.cgroups._folders(mark))
+    assert not (SPACES / f"gpupool-{mark}").exists()
+
+
+# much to say
+
+
+def event(number: int, *, ts: float, code: str = "xid:31") -> HardwareEvent:
+    return HardwareEvent(f"event-{number}", "GPU-a", "xid", code, ts)
+
+
+def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_path: Path) -> None:
+    kept, now = KeptEvents(tmp_path / "health"), 1_000_000.0
+    fatal = kept.note(event(0, ts=now, code="xid:79"))
+    told = [kept.note(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
+    assert fatal is not None and sum(each is not None for each in told) == 100
+    assert len(list((tmp_path / "health").iterdir())) == MOST_ALIKE + 1
+    recent = kept.recent(now + 100)
+    assert recent[0] == fatal, "the storm does not push out what is rare"
+    assert recent[-1].ts > now + 98 and len(recent) == MOST_ALIKE + 1
+    again = KeptEvents(tmp_path / "health")
+    assert again.recent(now + 100) == recent and again.knows(event(1, ts=now + 2, code="xid:79"))
+    assert again.recent(now + 90_000) == [each for each in recent if each.ts >= now + 90_000 - 86_400]
+
+
+class Talkative:
+    """As much of an agent as its connection asks for: a report each second, and a thousand things to say."""
+
+    poll_seconds = 1.0
+    changed = False
+
+    def __init__(self) -> None:
+        self.events = [Health(f"event-{number}", "GPU-a", "xid", "xid:31", 1.0) for number in range(1000)]
+
+    def observed(self, sequence: int) -> Observed:
+        return Observed(
+            VERSION, "0", "boot", "instance", sequence, Inventory([], 1000, 1000, "plain", simulated=True), []
+        )
+
+    def on_observed_sent(self, observed: Observed) -> None:
+        return
+
+    def proofs_due(self) -> Iterator[Proof]:
+        return iter(())
+
+    def health_due(self) -> Iterator[Health]:
+        while self.events:
+            yield self.events.pop()
+
+    def batches_due(self) -> Iterator[SampleBatch]:
+        return iter(())
+
+    def log_chunks(self) -> Iterator[LogChunk]:
+        return iter(())
+
+
+class Slow:
+    """A line that takes a hundred frames a second."""
+
+    def __init__(self) -> None:
+        self.reports: list[float] = []
+        self.others = 0
+
+    async def send_str(self, text: str) -> None:
+        if '"kind":"observed"' in text:
+            self.reports.append(time.monotonic())
+        else:
+            self.others += 1
+            await asyncio.sleep(0.01)
+
+
+async def test_however_much_there_is_to_say_the_report_that_asks_for_leases_is_on_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The edge takes a hundred frames a second, and all there is to say at once after a reconnect can take minutes."""
+    monkeypatch.setattr(connection, "UNANSWERED_POLLS", 1.0)
+    agent, line = Talkative(), Slow()
+    talk = Connection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
+    sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
+    await asyncio.sleep(4.5)
+    sender.cancel()
+    gaps = [later - before for before, later in zip(line.reports, line.reports[1:], strict=False)]
+    assert len(gaps) >= 2 and max(gaps) < 2, gaps
+    assert line.others > 20, "and it goes on with the rest"
+
+
+# a busy disk
+
+
+async def test_how_far_a_log_was_sent_is_kept_without_waiting_for_the_disk(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await runs.start(job("true"), boottime() + 30)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    run = runs.runs["run-1"]
+    for offset in (1, 1 << 40, 77):
+        runs.keep_log_mark(run, offset)
+        assert read_json(run.folder / "log_sent.json") == {"offset": offset}
+    assert synced == []
+    monkeypatch.undo()
+    await until_all_ended(runs)
+
+
+def rows(number: int) -> list[SampleRow]:
+    return [SampleRow(ts=float(number), unit="GPU-a")]
+
+
+async def test_the_agent_goes_on_while_the_disk_writes_samples_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Spool(tmp_path)
+
+    def slowly(path: Path, text: str) -> None:
+        time.sleep(0.5)
+        write_text(path, text)
+
+    monkeypatch.setattr("agent.spool.write_text", slowly)
+    adding = asyncio.create_task(kept.add_beside(rows(1)))
+    looked = 0
+    while not adding.done():
+        await asyncio.sleep(0.02)
+        looked += 1
+        assert kept.pending(0) == [] or adding.done(), "it counts when it is on the disk"
+    assert looked >= 10
+    assert (adding.result(), kept.pending(0), kept.read(1).rows) == (1, [1], rows(1))
+
+
+async def test_samples_are_not_lost_when_the_server_moves_the_numbers_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Spool(tmp_path)
+
+    def slowly(path: Path, text: str) -> None:
+        time.sleep(0.2)
+        write_text(path, text)
+
+    monkeypatch.setattr("agent.spool.write_text", slowly)
+    adding = asyncio.create_task(kept.add_beside(rows(1)))
+    await asyncio.sleep(0.1)
+    kept.commit(40)  # this folder was lost once: the server has more than it knows of
+    assert await adding == 41
+    assert (kept.pending(0), kept.read(41).rows) == ([41], rows(1))

@@ -1,0 +1,76 @@
+"""Hardware events of the last day, in files, so that a new connection, or the next agent, says them again.
+
+Bounded: some of them come from any workload's broken kernel, as fast as it likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from agent.meter import HardwareEvent
+from agent.protocol import Health, ProtocolError, parse
+from agent.state import read_json, write_json
+
+log = logging.getLogger("agent.events")
+
+KEPT_SECONDS = 86_400.0
+STORM_SECONDS = 1.0  # of the same code on the same GPU one is told in so long
+MOST_ALIKE = 20  # so many of the same code on the same GPU are kept: the newest
+SAME_EVENT_SECONDS = 5.0  # the driver's event and the kernel's log do not have the same time to the second
+
+
+class KeptEvents:
+    """What this host has told of its hardware."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True, mode=0o700)
+        self._kept = sorted(self._read(), key=lambda event: event.ts)
+
+    def note(self, event: HardwareEvent) -> Health | None:
+        """What is to be told of it; None where the same was told a moment ago."""
+        alike = [known for known in self._kept if (known.gpu, known.code) == (event.gpu, event.code)]
+        if alike and abs(event.ts - alike[-1].ts) < STORM_SECONDS:
+            return None
+        log.warning("hardware event %s on %s: %s", event.code, event.gpu, event.detail)
+        health = Health(event.event_id, event.gpu, event.source, event.code, event.ts, event.detail)
+        self._kept.append(health)
+        try:
+            write_json(self._path(health), dataclasses.asdict(health))
+        except OSError as problem:  # a full disk: this agent tells it all the same
+            log.error("a hardware event could not be written: %s", problem)
+        for old in alike[: max(0, len(alike) + 1 - MOST_ALIKE)]:
+            self._forget(old)
+        return health
+
+    def knows(self, event: HardwareEvent) -> bool:
+        """Whether an earlier agent heard of what the kernel's log says."""
+        return any(
+            (known.gpu, known.code) == (event.gpu, event.code) and abs(known.ts - event.ts) < SAME_EVENT_SECONDS
+            for known in self._kept
+        )
+
+    def recent(self, now: float) -> list[Health]:
+        """Those of the last day, the oldest first."""
+        for old in [known for known in self._kept if known.ts < now - KEPT_SECONDS]:
+            self._forget(old)
+        return list(self._kept)
+
+    def _forget(self, event: Health) -> None:
+        self._kept.remove(event)
+        self._path(event).unlink(missing_ok=True)
+
+    def _read(self) -> list[Health]:
+        found: list[Health] = []
+        for path in self._folder.glob("*.json"):
+            try:
+                found.append(parse(Health, read_json(path)))
+            except ProtocolError:  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
+                log.warning("a kept hardware event can't be read: %s", path.name)
+                path.unlink()
+        return found
+
+    def _path(self, event: Health) -> Path:
+        return self._folder / f"{event.event_id}.json"
