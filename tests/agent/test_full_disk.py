@@ -39,14 +39,12 @@ async def _run(*command: str) -> None:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room there is, to the last byte."""
+    """Take all the room there is, to the last byte; once more what has come free since."""
     filler = disk / "fill"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    with suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 10))
+    for piece in (1 << 16, 1 << 10):
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(piece))
     return filler
 
 
@@ -82,9 +80,11 @@ async def test_a_workload_is_stopped_and_its_gpu_free_while_the_disk_is_full(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     unit = agent.units[0]
+    edge.commits = False  # no batch of samples leaves room
     run = await running(edge, "echo begun; sleep 300", units=[unit])
     fill(disk)
     await edge.until(lambda: is_full(edge))
+    fill(disk)
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
     assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), "it would hold the GPU"
@@ -150,6 +150,7 @@ async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     run = await running(edge, "echo begun; sleep 300")
+    edge.commits = False
     fill(disk)
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
