@@ -567,14 +567,16 @@ class Runs:
         """Keep a run that never was, as ended, until the server has heard it."""
         log.warning("run %s is not started: %s", wanted.run, why)
         self.waiting.pop(wanted.run, None)
-        self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
         folder = self.state.runs / wanted.run
-        folder.mkdir(exist_ok=True, mode=0o700)
         ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
-        write_json(folder / "exit.json", ended)
-        run = Run(folder, _about(wanted), ended=ended)
-        write_json(folder / "run.json", run.about)
-        self.runs[wanted.run] = run
+        run = self.runs[wanted.run] = Run(folder, _about(wanted), ended=ended)
+        try:
+            self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
+            folder.mkdir(exist_ok=True, mode=0o700)
+            write_json(folder / "exit.json", ended)
+            write_json(folder / "run.json", run.about)
+        except OSError as error:  # a full disk, of which the server should hear all the more
+            log.error("run %s: that it was refused could not be written: %s", wanted.run, error)
 
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Have the shim tell the workload that it will be stopped."""

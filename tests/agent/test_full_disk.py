@@ -67,11 +67,15 @@ async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
     run = await running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
     filler = fill(disk)
     await edge.until(lambda: is_full(edge))
+    edge.commits = False  # no batch of samples leaves room
+    fill(disk)
     await edge.want(job("exit 0", generation=2))
+    refused = await edge.until_state("run-2", "ended")
+    assert refused.outcome == "start_failed" and "the disk of the host is full" in refused.step
     await asyncio.sleep(13.0)
     assert (await edge.until_state(run, "running")).outcome == ""
     filler.unlink()
-    await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.state == "ended")
+    await edge.until(lambda: not is_full(edge))
     assert (await edge.until_state(run, "running")).outcome == ""
     assert await agent.end() == 0
 
