@@ -43,6 +43,7 @@ log = logging.getLogger("agent.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 LONGEST_RETRY_SECONDS = 8.0
+LONGEST_RETRY_POLLS = 2.0  # a third of a lease: where leases are short, coming back must not take a whole one
 REFUSED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0
 CONNECT_SECONDS = 20.0
@@ -160,18 +161,19 @@ class Connection:
         """Connect, talk, and connect again with growing, jittered pauses."""
         pause = FIRST_RETRY_SECONDS
         while True:
-            began = time.monotonic()
+            answered = self._answered
             try:
                 await self._talk()
-                wait = random.uniform(0, pause)
             except Unwelcome as error:
                 log.warning("%s", error)
-                wait = random.uniform(0.5, 1) * REFUSED_RETRY_SECONDS
+                await asyncio.sleep(random.uniform(0.5, 1) * REFUSED_RETRY_SECONDS)
+                continue
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 log.info("the edge is away: %s", error or type(error).__name__)
-                wait = random.uniform(0, pause)
-            pause = FIRST_RETRY_SECONDS if time.monotonic() - began > 30 else min(LONGEST_RETRY_SECONDS, pause * 2)
-            await asyncio.sleep(wait)
+            if self._answered > answered:  # it was there, and took a report in
+                pause = FIRST_RETRY_SECONDS
+            await asyncio.sleep(random.uniform(0, pause))
+            pause = min(LONGEST_RETRY_SECONDS, LONGEST_RETRY_POLLS * self._agent.poll_seconds, pause * 2)
 
     async def _talk(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}

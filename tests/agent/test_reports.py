@@ -45,3 +45,18 @@ async def test_a_host_with_hundreds_of_open_workspace_connections_still_reaches_
     for socket in list(edge.sync_sockets):
         await socket.close()
     await edge.until(lambda: len(edge.observed) > said)
+
+
+async def test_an_agent_whose_report_was_answered_comes_back_at_once_however_often_its_line_breaks(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    edge.poll_seconds = 5.0  # so that it is not the lease that keeps pauses short
+    await edge.push()
+    began = time.monotonic()
+    for _ in range(10):
+        await asyncio.sleep(0.2)  # the answer gets there
+        said = len(edge.observed)
+        for socket in list(edge.sync_sockets):
+            await socket.close()
+        await edge.until(lambda said=said: len(edge.observed) > said)  # type: ignore[misc]
+    assert time.monotonic() - began < 18, "with pauses that grow to 8 s it takes some 25 s"
