@@ -29,11 +29,13 @@ from portal.models import (
 )
 from portal.selectors import arrays, moves, stops
 from scheduler import nudge
+from scheduler.core.geometry import described
 from scheduler.core.reasons import Code
 from scheduler.models import (
     Command,
     Decision,
     Diagnostic,
+    GeometryChange,
     Host,
     HostStateChange,
     MaintenanceWindow,
@@ -43,7 +45,15 @@ from scheduler.models import (
     Workload,
     WorkloadKind,
 )
-from scheduler.states import PROMISED, DiagnosticState, LeaseState, RepairState, ReservationState, WorkloadState
+from scheduler.states import (
+    PROMISED,
+    DiagnosticState,
+    GeometryState,
+    LeaseState,
+    RepairState,
+    ReservationState,
+    WorkloadState,
+)
 from telemetry.models import BudgetAlert, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
@@ -331,6 +341,20 @@ def _diagnostics(since: datetime, now: datetime) -> Iterator[Fact]:
             yield Fact("gpu_is_back", f"diagnostic:{row.pk}", _operators(), numbers)
 
 
+def _geometries(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators: a GPU that was split otherwise, or could not be."""
+    ended = GeometryChange.objects.filter(
+        ended_at__gt=since, ended_at__lte=now, state__in=(GeometryState.DONE, GeometryState.FAILED)
+    )
+    for row in ended.select_related("host", "gpu").order_by("pk"):
+        numbers = {
+            "host": row.host.name, "gpu": row.gpu.index, "geometry": described(row.profiles), "detail": row.detail,
+            "in_service": row.gpu.repair_state in (RepairState.WELL, RepairState.RESHAPING),
+        }  # fmt: skip
+        kind = "geometry_changed" if row.state == GeometryState.DONE else "geometry_failed"
+        yield Fact(kind, f"geometry:{row.pk}", _operators(), numbers)
+
+
 def _strays(since: datetime, now: datetime) -> Iterator[Fact]:
     """To the person a process of no workload belongs to, by its name on the host, where the pool wants that."""
     seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(
@@ -431,6 +455,7 @@ SOURCES = (
     _host_troubles,
     _hardware_events,
     _diagnostics,
+    _geometries,
     _strays,
     _reservations_moved,
     _maintenance,

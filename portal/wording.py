@@ -820,6 +820,14 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
             else " It is still in service, since many of the pool failed lately: decide on the host's page."
         )
     ),
+    "geometry_changed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} is {f.get('geometry') or 'one whole GPU'} now, and in service."
+    ),
+    "geometry_failed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become {f.get('geometry') or 'one whole GPU'}"
+        f"{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        + (" It is in service as it was." if f.get("in_service") else " It is not in service: decide on the host's page.")
+    ),
     "gpu_is_back": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is well again. "
         "If the host is cordoned, it stays so until you return it."

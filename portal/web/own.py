@@ -21,7 +21,7 @@ from portal.web.verb_form import VerbForm
 
 LIVES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 NOTICES_PER_PAGE = 50
-ABOUT_A_HOST = {"host_trouble", "hardware_event", "diagnostic_failed", "gpu_is_back"}
+ABOUT_A_HOST = {"host_trouble", "hardware_event", "diagnostic_failed", "gpu_is_back", "geometry_changed", "geometry_failed"}
 
 
 class TokenForm(VerbForm):

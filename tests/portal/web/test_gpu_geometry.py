@@ -9,8 +9,9 @@ from django.urls import reverse
 
 from agent.protocol import GeometrySeen
 from agent.simulated_nvml import offers
+from portal import notify, wording
 from portal.errors import Invalid
-from portal.models import AuditEvent
+from portal.models import AuditEvent, Notification
 from portal.services.geometry import profiles_of
 from scheduler import geometry
 from scheduler.models import GeometryChange, Gpu
@@ -76,6 +77,11 @@ def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World
     page = client.get(ADDRESS).content.decode()
     assert "Why it failed" in page and "Try again below" in page
     assert client.post(ADDRESS, {"geometry": "2x3g.40gb"}).status_code == 302
+    notify.tell(world.now)
+    (told,) = Notification.objects.filter(user=world.operator)
+    assert wording.notice(told.kind, told.numbers) == (
+        "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. It is in service as it was."
+    )
 
 
 @pytest.mark.parametrize(
