@@ -137,7 +137,7 @@ async def test_work_beside_it_goes_on(agent: AgentProcess, edge: FakeEdge) -> No
 
 
 class Stubborn(SimulatedBoard):
-    """Makes no more than ``most`` instances, from the moment on in which it is asked for other ones; ``for_good``: not even the old."""
+    """Refuses once, when it has ``most`` instances; ``for_good``: each one from then on, also those that were there before."""
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:
         super().__init__(path, "gpu", profiles, "")
