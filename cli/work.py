@@ -16,7 +16,7 @@ from cli.asks import DURATION, MOMENT, asking, body_of, labels_of, pairs_of, pla
 from cli.finding import find_named, find_work
 from cli.problems import NOT_FOUND, Problem
 from cli.session import Session, cli, command
-from cli.words import ago, length
+from cli.words import ago, length, start_range
 
 PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
 POLL_SECONDS = 1.0
@@ -88,11 +88,13 @@ def list_notebooks(session: Session, everything: bool) -> None:
 )
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
+@click.option("--dry-run", is_flag=True, help="Only say whether it would start, and when.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def run_job(
     session: Session,
     words: tuple[str, ...],
     follow: bool,
+    dry_run: bool,
     labels: tuple[str, ...],
     environment: tuple[str, ...],
     prefer: tuple[str, ...],
@@ -110,6 +112,8 @@ def run_job(
     body |= labels_of(labels, prefer) | ({"environment": pairs_of(environment)} if environment else {})
     if after:
         body["after"] = [_dependency(session, text) for text in after]
+    if dry_run:
+        return _would_start(session, session.client.post("jobs/preview/", body))
     if array:
         made = session.client.post("arrays/", body | {"array": array})
         return output.as_json(made) if session.json else _tasks_made(made)
@@ -119,6 +123,18 @@ def run_job(
     if not session.json:
         say_made(session, made)
     return _follow(session, made["id"], None)
+
+
+def _would_start(session: Session, answer: Any) -> None:
+    if session.json:
+        return output.as_json(answer)
+    if answer["starts_now"]:
+        return output.say(f"It would start now. {answer['sentence']}")
+    if answer["never_starts"]:
+        held = "would be queued and not start" if answer["may_be_granted"] else "is not taken"
+        return output.say(f"It {held}. {answer['sentence']}")
+    at = f"start {start_range(answer, datetime.now().astimezone())}" if answer["expected_start"] else "wait"
+    return output.say(f"It would {at}. {answer['sentence']}")
 
 
 def _dependency(session: Session, text: str) -> dict[str, str]:

@@ -71,3 +71,18 @@ def test_a_guarantee_is_asked_for_with_gpu_hours(gpupool: Gpupool, sign_in: Sign
     assert "worth 500 GPU-hours a month" in done(gpupool, f"{asked} --gpu-hours 500 --period month")
     rows = json.loads(done(gpupool, "quota list --json"))
     assert {row["gpu_hours"] for row in rows} == {None}
+
+
+def test_a_dry_run_says_when_a_job_would_start_and_submits_nothing(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    run = f"job run --pool shared --model {H100}"
+    assert "It would start now." in done(gpupool, f"{run} --gpus 2 --dry-run -- true")
+    assert "It is not taken. No host is big enough" in done(gpupool, f"{run} --gpus 9 --dry-run -- true")
+    firm = done(gpupool, f"{run} --gpus 8 --hosts 2 --no-preemptible --dry-run -- true")
+    assert "It would be queued and not start. Its team may hold 8 GPUs of H100 80GB at most" in firm
+    assert not Workload.objects.exists()
+    taken = done(gpupool, f"{run} --gpus 8 --hosts 2 --no-preemptible --name big -- true")
+    assert "Its team may hold 8 GPUs of H100 80GB at most" in taken
+    assert "No host is big enough" in gpupool(*f"{run} --gpus 9 -- true".split()).err
