@@ -37,7 +37,9 @@ ROUND_SECONDS = 240.0  # for so many
 PACE_SECONDS = 0.15  # between two reports of one host meanwhile
 BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
-BATCHES_AT_ONCE = 10
+BATCHES_AT_ONCE = 4
+RESENT_SECONDS = 3.0  # a batch that is not committed after this is sent again
+UNANSWERED_SECONDS = 1.0  # the answer may be lost; until then an edge that is behind is not given more to read
 JOBS_AT_ONCE = 30
 REMEMBERED = 200  # frames of each host and way that may be replayed
 POOL = "messages"
@@ -116,6 +118,7 @@ class Host(LightAgent):
         self.heard_at = 0.0
         self.end_said_after: dict[str, int] = {}
         self.produced = 0  # rows of samples
+        self.batch_sent_at: dict[int, float] = {}
 
     @contextlib.asynccontextmanager
     async def ws_connect(self, *where: Any, **how: Any) -> AsyncIterator[Wire]:
@@ -163,6 +166,9 @@ class Host(LightAgent):
             elif isinstance(action, Forget):
                 del self.runs[action.run]
 
+    def _patience(self) -> float:
+        return max(UNANSWERED_SECONDS, self.poll_seconds) if self.sequence in self.sent_at else self.poll_seconds
+
     def _held(self, name: str, run: LightRun) -> Held:
         said = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
         return Held(name, run.seen.state, reported_ended=said, unnamed_since=run.unnamed_since)
@@ -182,8 +188,11 @@ class Host(LightAgent):
                 batch = SampleBatch(self.batches, [_reading(u, time.time(), holders.get(u)) for u in self.units])
                 self.waiting[batch.sequence] = batch
                 self.produced += len(batch.rows)
-            for batch in list(self.waiting.values())[:BATCHES_AT_ONCE]:
-                await socket.send_str(encode(batch))
+            now = time.monotonic()
+            due = [number for number in self.waiting if now - self.batch_sent_at.get(number, 0.0) > RESENT_SECONDS]
+            for number in due[:BATCHES_AT_ONCE]:
+                self.batch_sent_at[number] = now
+                await socket.send_str(encode(self.waiting[number]))
             await asyncio.sleep(BATCH_SECONDS)
 
 
