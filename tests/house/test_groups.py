@@ -7,8 +7,6 @@ import pytest
 
 @pytest.mark.xdist_group("house")
 def test_tests_of_a_group_are_kept_together_by_the_runner(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist does so by the end of their names; it has stopped to without a word (its issue 1386)."""
-    if request.config.getvalue("dist") == "no" and not hasattr(request.config, "workerinput"):
-        assert "@" not in request.node.nodeid
-    else:
-        assert request.node.nodeid.endswith("@house")
+    """pytest-xdist does so by the end of their names (--dist loadgroup); it has stopped to without a word (its issue 1386)."""
+    by_groups = bool(getattr(request.config.option, "loadgroup", False))
+    assert request.node.nodeid.endswith("@house") is by_groups
