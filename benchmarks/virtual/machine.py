@@ -439,7 +439,8 @@ def machines_instead_of_this_one(world: World) -> Iterator[None]:
                 ("processes", tree),
                 ("write_json", write_json),
             ):
-                stack.enter_context(mock.patch.object(module, name, value))
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(mock.patch.object(agent.state, "write_json", write_json))
         stack.enter_context(mock.patch.object(agent.state, "sync_folder", lambda path: None))
         stack.enter_context(
