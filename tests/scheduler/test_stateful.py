@@ -52,6 +52,11 @@ MOST_SILENT = 1  # more at once, and the control plane is suspected
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300 if IN_THE_SUITE else 0)]
 
 
+@pytest.fixture(autouse=True)
+def one_order_of_locks() -> None:
+    """Not looked at here, since a whole walk is one transaction; every other test looks (tests/scheduler/conftest.py)."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What one submission of a walk asks for."""
