@@ -209,7 +209,7 @@ class Diagnostics:
         self._running[wanted.diagnostic] = (gpu.uuid, process.pid)
         alive = processes.look(process.pid)
         ticks = alive.start_ticks if alive is not None else 0
-        write_json(folder / "process.json", {"pid": process.pid, "start_ticks": ticks})
+        _keep(folder / "process.json", {"pid": process.pid, "start_ticks": ticks})
         self._tell(DiagnosticSeen(wanted.diagnostic, "running", started_at=began))
         late = time.monotonic() + wanted.deadline_seconds + KILL_MARGIN_SECONDS
         while process.poll() is None:
@@ -231,15 +231,22 @@ class Diagnostics:
         return [*command, "--tool", tool, "--index", str(gpu.index)]
 
     def _finish(self, seen: DiagnosticSeen) -> None:
-        folder = self._folder / seen.diagnostic
-        folder.mkdir(exist_ok=True, mode=0o700)
-        write_json(folder / "result.json", asdict(seen))
+        _keep(self._folder / seen.diagnostic / "result.json", asdict(seen))
         log.info("diagnostic %s: %s %s", seen.diagnostic, seen.state, seen.detail)
         self._tell(seen)
 
     def _tell(self, seen: DiagnosticSeen) -> None:
         self._seen[seen.diagnostic] = seen
         self.changed.set()
+
+
+def _keep(path: Path, value: dict[str, Any]) -> None:
+    """For an agent that starts again. On a full disk there is none, and neither a process nor an end that nobody knows of."""
+    try:
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        write_json(path, value)
+    except OSError as error:
+        log.error("%s of a diagnostic could not be kept: %s", path.name, error)
 
 
 def _told(output: Path, status: int | None, deadline: float) -> dict[str, Any]:

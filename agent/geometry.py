@@ -91,7 +91,11 @@ class Geometries:
         if gpu is None:
             self._finish(GeometrySeen(wanted.change, "failed", "this host does not have that GPU"))
             return
-        before = self._before(wanted.change, gpu)
+        try:
+            before = self._before(wanted.change, gpu)
+        except OSError as error:
+            self._finish(GeometrySeen(wanted.change, "failed", f"nothing was changed: {error.strerror}"))
+            return
         async with self._one_at_a_time:
             outcome = await self._until_answered(wanted, before)
             self._accept(await self._hardware())
@@ -147,8 +151,11 @@ class Geometries:
 
     def _finish(self, seen: GeometrySeen) -> None:
         folder = self._folder / seen.change
-        folder.mkdir(exist_ok=True, mode=0o700)
-        write_json(folder / "result.json", asdict(seen))
+        try:
+            folder.mkdir(exist_ok=True, mode=0o700)
+            write_json(folder / "result.json", asdict(seen))
+        except OSError as error:  # an agent that starts again before the server has heard it looks at the GPU once more
+            log.error("geometry %s: how it ended could not be kept: %s", seen.change, error)
         log.info("geometry %s: %s %s", seen.change, seen.state, seen.detail)
         self._tell(seen)
 

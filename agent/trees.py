@@ -103,7 +103,11 @@ class Trash:
             if self._at_work:
                 return
             self._at_work = True
-        threading.Thread(target=self._work, daemon=True, name="trash").start()
+        try:
+            threading.Thread(target=self._work, daemon=True, name="trash").start()
+        except RuntimeError as error:  # no thread is to be had
+            self._at_work = False
+            log.warning("nothing can be removed just now: %s", error)
 
     def _work(self) -> None:
         while True:
@@ -112,9 +116,12 @@ class Trash:
                     self._at_work = False
                     return
                 self._more = False
-            names = [str(self.folder / name) for name in os.listdir(self.folder)]
-            if names:
-                _remove(names)
+            try:
+                names = [str(self.folder / name) for name in os.listdir(self.folder)]
+                if names:
+                    _remove(names)
+            except OSError as error:  # no process is to be had, say; what is left goes with what is thrown away next
+                log.warning("not everything could be removed: %s", error)
 
 
 def _remove(paths: list[str]) -> None:

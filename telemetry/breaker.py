@@ -77,8 +77,11 @@ def _went_well_elsewhere(failed: list[Run]) -> set[int]:
 
 
 def _source(run: Run, went_well: set[int]) -> tuple[str, int]:
-    """Attempts with the same one count as one. ``went_well``: runs whose workload ran elsewhere afterwards."""
-    if run.pk in went_well:
+    """Attempts with the same one count as one. ``went_well``: runs whose workload ran elsewhere afterwards.
+
+    Where a program fails by itself, and where not, its owner can choose: that alone closes no host.
+    """
+    if run.pk in went_well and run.outcome != Code.FAILED:
         return "workload", run.workload_id
     if run.outcome == Code.PROLOG_FAILED:
         return "run", run.pk

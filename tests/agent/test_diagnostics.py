@@ -429,3 +429,18 @@ def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
     os.chmod(good, 0o777)
     with pytest.raises(argparse.ArgumentTypeError, match="can be changed by others"):
         commands._diagnostic(f"burn={good}")
+
+
+async def test_a_process_that_could_not_be_noted_is_known_all_the_same_and_lets_the_gpu_go(
+    make: Callable[..., Diagnostics], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("agent.diagnostics.write_json", full)
+    diagnostics = make(commands={"burn": ["/bin/sleep", "60"]})
+    diagnostics.want([wanted(tool="burn")])
+    await running(diagnostics)
+    diagnostics.give_way(["GPU-0"])
+    assert (await end_of(diagnostics, within=10)).state == "stopped"
+    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent import processes
+from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -148,6 +149,22 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
     assert (await edge.until_state(run, "running")).outcome == ""
     (disk / "fill").unlink()
     assert (await edge.until_state(lost, "ended")).outcome == "host_lost"
+
+
+async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_is_full(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    edge.commits = False
+    fill(disk)
+    await edge.until(lambda: is_full(edge))
+    fill(disk)
+    gpu, other = edge.observed[-1].inventory.gpus[:2]
+    edge.geometries = [GeometryWanted("split", gpu.uuid, [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)], 30.0)]
+    edge.diagnostics = [DiagnosticWanted("look", other.uuid)]
+    await edge.push()
+    await edge.until(lambda: [one.state for one in edge.observed[-1].geometries] == ["failed"])
+    assert edge.observed[-1].geometries[0].detail == "nothing was changed: No space left on device"
+    await edge.until(lambda: [one.state for one in edge.observed[-1].diagnostics] in (["stopped"], ["passed"]))
 
 
 async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(

@@ -142,6 +142,35 @@ def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_f
     assert looser(kept, "auto", "plain", []) == "", "it was asked for"
 
 
+@pytest.mark.parametrize("problem", [BlockingIOError(11, "no more processes"), RuntimeError("can't start new thread")])
+def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    trash = trees.Trash(tmp_path / "trash")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    while any(thread.name == "trash" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    with monkeypatch.context() as lacking:
+        place = (threading.Thread, "start") if isinstance(problem, RuntimeError) else (trees, "_run")
+        failed = threading.Event()
+
+        def fails(*_: object) -> None:
+            failed.set()
+            raise problem
+
+        lacking.setattr(*place, fails)
+        trash.throw(tmp_path / "first")
+        assert failed.wait(5)
+        while any(thread.name == "trash" for thread in threading.enumerate()):
+            time.sleep(0.01)
+    trash.throw(tmp_path / "second")
+    until = time.monotonic() + 10
+    while os.listdir(trash.folder) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert os.listdir(trash.folder) == []
+
+
 def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_work, removed = threading.Semaphore(0), trees._remove
     seen: list[int] = []

@@ -102,6 +102,14 @@ def test_starts_of_one_person_that_fail_here_and_go_well_elsewhere_close_the_hos
     assert closed() is (elsewhere == "finished") and not closed("beta")
 
 
+def test_programs_of_one_person_that_fail_here_and_run_elsewhere_close_no_host(world: World) -> None:
+    for minute in (0, 1, 2):
+        work = fails(world, world.vision, "failed", minute=minute)
+        fails(world, world.vision, "finished", host="beta", minute=minute + 5, work=work)
+    look()
+    assert not closed(), "whoever writes a program can have it fail where they like"
+
+
 def test_programs_that_fail_at_once_count_per_person(world: World) -> None:
     for minute in (0, 1, 2, 3):
         fails(world, world.vision, "failed", minute=minute)
