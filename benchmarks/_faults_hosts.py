@@ -351,33 +351,60 @@ def clock_of_the_servers(broken: Broken) -> float:
 # -- disks ---------------------------------------------------------------------------------------------------------------
 
 
-@fault("a host's disk is full: what runs goes on, what is new is refused, the host's page says so; all is well again after", 60)
+@fault(
+    "a host's disk is full: what runs goes on, what is new is refused, the host's page says so, its agent comes back, a stop "
+    "stops; all is well again after",
+    60,
+)
 def disk_full_on_a_host(broken: Broken) -> float:
     _needs_namespaces(broken)
     host = broken.site.hosts[0]
     workload, first, _ = beating_job(broken, host)
+    lost, begun, _ = beating_job(broken, host)
     filler = host.state / "filler"
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(b"x" * 65_536)
-            file.flush()
+    _fill(filler)
     try:
         until(lambda: _notes_say(host, "disk is full"), PATIENCE, "the host says that its disk is full")
-        refused = broken.ledger.insist(
-            "true", PATIENCE, to_end_well=False, labels_required={"name": host.name}, max_runtime_seconds=60
-        )
-        until(lambda: _a_start_failed(refused), PATIENCE, "a new start is refused")
+        with broken.site.agent_down(host):
+            _end_one(broken, begun.run)
+            _fill(filler)
+        until(lambda: _has_ended(begun.run), PATIENCE, "what was lost meanwhile is said to be")
+        until(lambda: _a_start_failed(lost), PATIENCE, "a new start is refused")
+        cancel(broken, lost)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS)
         goes_on(broken, workload, first)
+        _fill(filler)
+        cancel(broken, workload)
+        until(lambda: state_of(workload)[0] == "ended", PATIENCE, "a stop reaches what runs")
     finally:
         filler.unlink()
     began = time.monotonic()
     until(lambda: not _notes_say(host, "disk is full"), PATIENCE, "the host says that there is room again")
     again, _, _ = beating_job(broken, host)
     took = time.monotonic() - began
-    for job in (workload, refused, again):
-        cancel(broken, job)
+    cancel(broken, again)
     return took
+
+
+def _fill(filler: Path) -> None:
+    """Take all the room of its disk, to the last byte; once more what has come free since."""
+    for piece in (1 << 16, 1 << 10):
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * piece)
+
+
+def _has_ended(run: str) -> bool:
+    from scheduler.models import Run
+
+    return bool(rows(lambda: Run.objects.filter(public_id=run, state="ended").exists()))
+
+
+def _end_one(broken: Broken, run: str) -> None:
+    """Shim and workload of one run."""
+    for pid in (shims(broken.site.folder)[run], *marked(broken.site.folder, run)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _notes_say(host: HostHere, words: str) -> bool:
