@@ -7,6 +7,7 @@ import sys
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import loader
+from django.views.defaults import page_not_found
 from psycopg_pool import PoolTimeout
 from redis.exceptions import RedisError
 
@@ -19,6 +20,16 @@ AWAY = (
 RETRY_AFTER_SECONDS = 5
 BROKEN = "Something broke on our side; nothing is left half-written. Try again; if it stays, tell an operator the time."
 SHORTLY = "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
+
+
+NO_ADDRESS = "There is no such address, or what it names can not exist."
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """The answer where no page or no address of the API is. For the API in its own shape, since programs read it."""
+    if request.path.startswith("/api/"):
+        return JsonResponse({"errors": [{"field": "", "value": None, "message": NO_ADDRESS}]}, status=404)
+    return page_not_found(request, exception)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

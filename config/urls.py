@@ -8,6 +8,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from config.accounts import emails_are_an_operators
 from config.probes import healthz, readyz
 
+handler404 = "config.trouble.not_found"
 handler500 = "config.trouble.server_error"
 
 urlpatterns: list[URLPattern | URLResolver] = [

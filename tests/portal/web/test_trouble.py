@@ -55,3 +55,11 @@ def test_the_api_goes_on_while_redis_is_away(world: World, monkeypatch: pytest.M
 
     monkeypatch.setattr("django.core.cache.backends.redis.RedisCache.get", away)
     assert client_of(world).get("/api/v1/teams/").status_code == 200
+
+
+def test_an_address_of_the_api_that_is_none_is_answered_as_programs_read_it(client: Client) -> None:
+    answer = client.get("/api/v1/pools/no slug at all/isolation/")
+    assert answer.status_code == 404 and answer["Content-Type"] == "application/json"
+    assert answer.json()["errors"][0]["message"].startswith("There is no such address")
+    page = client.get("/no/such/page/")
+    assert page.status_code == 404 and page["Content-Type"].startswith("text/html")
