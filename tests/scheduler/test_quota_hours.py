@@ -94,7 +94,7 @@ def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     assert firm.reason_numbers == {
         "gpu_hours": 4, "may_borrow": False, "model": H100, "until": int(next_week.timestamp())
     }  # fmt: skip
-    assert "used the 4 GPU-hours of H100-80GB" in wording.reason(firm.reason_code, firm.reason_numbers)
+    assert "used the 4 GPU-hours of H100 80GB" in wording.reason(firm.reason_code, firm.reason_numbers)
 
 
 def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
