@@ -118,7 +118,8 @@ def _take_in_runs(
     host: Host, seen: dict[uuid.UUID, RunSeen], heard_before: datetime | None, rebooted: bool, now: datetime
 ) -> None:
     rows = Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
-    pairs = [(run, _told(seen, run)) for run in rows]
+    left = _left_behind(host)
+    pairs = [(run, None if run.pk in left else _told(seen, run)) for run in rows]
     # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
     workloads = locks.workloads(run.workload_id for run, told in pairs if _may_change(run, told))
     prepared = {run.workload_id for run, told in pairs if told is not None and _newly_prepared(run, told)}
@@ -128,12 +129,20 @@ def _take_in_runs(
         if told is not None:
             _take_in(run, told, heard_before, now)
         elif run.workload_id in workloads and not elsewhere:
-            _take_in_absence(run, heard_before, rebooted, now)
+            _take_in_absence(run, heard_before, rebooted, now, is_left=run.pk in left)
     for workload in workloads.values():
         attempts.settle(workload, now)
         _stop_when_saved(workload, now)
         if workload.pk in prepared:
             gangs.let_go(workload)
+
+
+def _left_behind(host: Host) -> set[int]:
+    """Live runs that were told to another agent, before this one joined (``services.agents``): it says nothing about them."""
+    if host.agent_before_heard_at is None:
+        return set()
+    starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=False)
+    return set(starts.exclude(run__state=RunState.ENDED).values_list("run_id", flat=True))
 
 
 def _told(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
@@ -217,15 +226,16 @@ def _stop_when_saved(workload: Workload, now: datetime) -> None:
         commands.stop(workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now)
 
 
-def _take_in_absence(run: Run, heard_before: datetime | None, rebooted: bool, now: datetime) -> None:
-    """The agent does not name a run of its host. One that was only placed may be on its way to it."""
-    if run.state == RunState.PLACED and not run.commands.filter(verb=Command.Verb.STOP).exists():
+def _take_in_absence(run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, is_left: bool) -> None:
+    """The agent does not name a run of its host. One that was only placed may be on its way to it, unless it was to another."""
+    was_begun = run.state != RunState.PLACED or is_left
+    if not was_begun and not run.commands.filter(verb=Command.Verb.STOP).exists():
         return
     # Told from two earlier frames, so that a clock that was set since the last one takes nobody's work away.
     since, until = run.missing_since, heard_before or now
     waited = since is not None and until - since >= timedelta(seconds=MISSING_SECONDS)
     if rebooted or waited:
-        outcome = Code.CANCELLED if run.state == RunState.PLACED else Code.HOST_LOST
+        outcome = Code.HOST_LOST if was_begun else Code.CANCELLED
         attempts.end_run(run, outcome=outcome, exit_code=None, at=now, now=now)
     elif run.missing_since is None:
         Run.objects.filter(pk=run.pk).update(missing_since=now)
@@ -310,10 +320,14 @@ def wanted_of(
 
 
 def _strongest(host: Host) -> dict[int, Command]:
-    """Of each run with open commands the strongest, with all that is told of it."""
+    """Of each run with open commands the strongest, with all that is told of it. One whose start is not open is another agent's."""
     strongest: dict[int, Command] = {}
     rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
-    for command in rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool"):
+    rows = rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool")
+    started = {command.run_id for command in rows if command.verb == Command.Verb.START}
+    for command in rows:
+        if command.run_id not in started:
+            continue
         best = strongest.get(command.run_id)
         if best is None or STRENGTH[Command.Verb(command.verb)] > STRENGTH[Command.Verb(best.verb)]:
             strongest[command.run_id] = command

@@ -22,7 +22,7 @@ from django.conf import settings
 from django.db import transaction
 
 from scheduler import locks, nudge
-from scheduler.models import Host, JoinToken
+from scheduler.models import Command, Host, JoinToken
 from scheduler.services.refused import Refused
 
 TOKEN_LIFE = timedelta(minutes=15)
@@ -71,6 +71,9 @@ def redeem_join_token(
     if not JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now):
         raise Refused("join_token_spent")
     host = locks.hosts([row.host_id])[row.host_id]
+    if instance != host.agent_instance:  # what the one before has begun is its own: nothing is wanted of this one for it
+        starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
+        starts.update(done_at=now)
     credential = Credential(_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_LIFE)
     host.agent_instance, host.boot_id, host.refused_agent = instance, boot_id, None
     host.credential_hash, host.credential_expires_at = _hash(credential.text), credential.expires_at

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 
-from agent.protocol import JoinRequest
-from scheduler import agent_api, leases, services
+import pytest
+
+from agent.protocol import JoinRequest, RunSeen
+from scheduler import agent_api, commands, leases, services
 from scheduler.models import Host, Run
 from scheduler.states import RunState
 from tests.fakes import FakeAgent
@@ -40,3 +42,62 @@ def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_
     assert ends(range(2, longest, 3)) is None, "shims of the machine before may still keep it"
     assert ends(range(longest, longest + 40, 3)) is not None
     assert Run.objects.get(pk=run.pk).outcome == "host_lost"
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_that_has_joined(
+    world: World, began: bool
+) -> None:
+    agents = agents_of(world, "alpha", "beta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    run = workload.runs.get()
+    if not began:  # it was told, and its agent has not said so yet
+        Run.objects.update(state=RunState.PLACED)
+    old = next(agent for agent in agents if agent.host.pk == run.host_id)
+    at = world.now + 100 * SECOND
+    old.sync(at)
+    if not began:
+        Run.objects.update(state=RunState.PLACED)
+    token = services.issue_join_token(old.host, now=at)
+    agent_api.join(JoinRequest(1, token, old.host.name, "another instance", "another boot"), at + SECOND)
+    new = FakeAgent.of(Host.objects.get(pk=run.host_id))
+    new.inventory, new.start = old.inventory, "another start"
+    assert agent_api.sync(old.host.pk, new.observed(), at + 2 * SECOND).runs == [], "it would begin a second time"
+    workload.refresh_from_db()
+    commands.stop(workload, code="cancelled", grace_seconds=1, now=at + 3 * SECOND)
+    assert agent_api.sync(old.host.pk, new.observed(), at + 4 * SECOND).runs == [], (
+        "it would say that nothing of it is left"
+    )
+    for state, outcome in (("ended", "start_failed"), ("running", "")):
+        new.runs[str(run.public_id)] = RunSeen(str(run.public_id), run.generation, state, outcome=outcome)
+        agent_api.sync(old.host.pk, new.observed(), at + 5 * SECOND)
+        run.refresh_from_db()
+        assert run.state == (RunState.RUNNING if began else RunState.PLACED)
+        assert run.allocations.filter(period__upper_inf=True).count() == 8
+    new.runs.clear()
+    for second in range(0, 60, 3):
+        agent_api.sync(
+            old.host.pk,
+            new.observed(),
+            at + leases.rules().silent_seconds(workload.pool.grace_seconds) * SECOND + second * SECOND,
+        )
+    run.refresh_from_db()
+    workload.refresh_from_db()
+    assert (run.outcome, workload.outcome) == ("host_lost", "cancelled")
+
+
+def test_an_agent_that_joins_once_more_goes_on_with_what_it_has(world: World) -> None:
+    agents = agents_of(world, "alpha", "beta")
+    workload = job(world, world.vision, 8, world.now)
+    start(world, agents, world.now)
+    run = workload.runs.get()
+    agent = next(agent for agent in agents if agent.host.pk == run.host_id)
+    agent.sync(world.now + 100 * SECOND)
+    host = Host.objects.get(pk=run.host_id)
+    token = services.issue_join_token(host, now=world.now + 100 * SECOND)
+    agent_api.join(JoinRequest(1, token, host.name, host.agent_instance, host.boot_id), world.now + 101 * SECOND)
+    heard = agent.sync(world.now + 102 * SECOND)
+    assert [wanted.run for wanted in heard.runs] == [str(run.public_id)]
+    run.refresh_from_db()
+    assert run.state == RunState.RUNNING
