@@ -106,7 +106,7 @@ def want(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> GeometryChange:
         raise Refused("diagnostic_is_open", named)
     if fresh.repair_state != RepairState.WELL:
         raise Refused("gpu_is_not_well", (*named, ("repair_state", fresh.repair_state)))
-    change_gpu(fresh, RepairState.RESHAPING, f"its geometry is changed to {rule.described(profiles) or 'one whole GPU'}", now)
+    change_gpu(fresh, RepairState.RESHAPING, f"becomes {rule.described(profiles) or 'one whole GPU'}", now)
     made = GeometryChange.objects.create(
         host=host, gpu=fresh, before=present(host, fresh) or [],
         parts=[{"profile": part.profile, "start": part.start} for part in parts], created_at=now,
@@ -156,7 +156,7 @@ def take_in(host: Host, seen: Iterable[GeometrySeen], now: datetime) -> None:
         detail = one.detail[:KEPT_DETAIL]
         if one.state == GeometryState.DONE:
             if _has(row.gpu, row.profiles):  # else its new units are not taken over yet
-                _end(row, GeometryState.DONE, detail, RepairState.WELL, "its geometry is changed", now)
+                _end(row, GeometryState.DONE, detail, RepairState.WELL, "it has its new geometry", now)
         elif one.state == GeometryState.FAILED and _has(row.gpu, row.before):
             _end(row, GeometryState.FAILED, detail, RepairState.WELL, "its geometry stays as it was", now)
         elif one.state in (GeometryState.FAILED, "unsure"):

@@ -173,16 +173,13 @@ def figures(groups: list[ModelGroup]) -> dict[str, int]:
 
 
 def largest_asks(groups: list[ModelGroup]) -> list[dict[str, Any]]:
-    """Per model: free units, the largest ask that fits on one host now, and the free ones outside that host."""
-    return [
-        {
-            "model": group.model,
-            "free": group.free,
-            "on_one_host": group.free_on_one_host,
-            "elsewhere": group.free - group.free_on_one_host,
-        }
-        for group in groups
-    ]
+    """Per model: free whole GPUs, the largest ask that fits on one host now, and the free ones outside that host."""
+    asks = []
+    for group in groups:
+        whole = [sum(1 for cell in row.cells if cell.free and not cell.sliced) for row in group.hosts]
+        free, most = sum(whole), max(whole, default=0)
+        asks.append({"model": group.model, "free": free, "on_one_host": most, "elsewhere": free - most})
+    return asks
 
 
 def needs_a_look(viewer: User, groups: list[ModelGroup], now: datetime) -> list[dict[str, Any]]:
@@ -197,7 +194,8 @@ def needs_a_look(viewer: User, groups: list[ModelGroup], now: datetime) -> list[
         found.append({"host": name, "kind": "bad", "words": words})
     for row in hosts.values():
         if row.state not in ("ready", "maintenance"):
-            words = row.state.replace("_", " ") + (f": {row.host.state_reason}" if row.host.state_reason else "")
+            quiet = {"suspect": "one renewal late", "silent": "silent"}.get(row.state)  # not what its reason is of
+            words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")
             found.append(
                 {
                     "host": row.host.name,

@@ -64,7 +64,7 @@ STATES: dict[str, tuple[str, str, str]] = {
     "quarantined": ("Quarantined", "blocked", "failed"),
     "diagnosing": ("Diagnosing", "starting", "starting"),
     "out": ("Out of service", "cancelled", "failed"),
-    "reshaping": ("Its geometry is changed", "maintenance", "idle"),
+    "reshaping": ("Changing geometry", "maintenance", "idle"),
     "changing": ("Its host changes it", "starting", "starting"),
     "done": ("Done", "ended", "running"),
     # a diagnostic
