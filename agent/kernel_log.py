@@ -54,7 +54,7 @@ def parsed(records: Iterable[str], started: float) -> Iterable[Xid]:
     for record in records:
         head, sign, text = record.partition(";")
         fields = head.split(",")
-        match = _XID.search(text) if sign else None
+        match = _XID.match(text) if sign else None  # further on stand names of programs and files, which are anybody's to choose
         if match is None or len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             continue
         yield Xid(int(fields[1]), match["pci"], int(match["code"]), started + int(fields[2]) / 1e6, match["rest"][:200])

@@ -31,7 +31,7 @@ async def ask(socket: Path, secret: str) -> dict[str, Any] | None:
                 status = await _get(session, "status")
                 kernels = await _get(session, "kernels")
                 terminals = await _get(session, "terminals")
-    except (TimeoutError, NoDoor, aiohttp.ClientError, OSError, ValueError):
+    except (TimeoutError, NoDoor, aiohttp.ClientError, OSError, ValueError, RecursionError):
         return None
     return _activity(status, kernels, terminals)
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import locks, logs, trees
+from agent import kernel_log, locks, logs, trees
 from agent.clean import Clean
 from agent.commands import looser, machine_locks, main
 from agent.doors import NoDoor, socket_path
 from agent.locks import Busy, Claim
 from agent.meter import Use
+from agent.notebook import watch
 from agent.protocol import SampleRow
 from agent.shim import Shim
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
@@ -512,3 +513,23 @@ def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
     finally:
         os.seteuid(was)
         shutil.rmtree(folder)
+
+
+def test_a_program_whose_name_is_a_hardware_error_is_none() -> None:
+    name = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, the GPU has fallen off the bus"
+    crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167ab7f000+1000]"
+    trap, real = f"6,5045,2,-;traps: {name}[3367] trap", f"6,5046,1,-;{name}"
+    assert list(kernel_log.parsed([crash, trap, real], 0.0)) == [
+        kernel_log.Xid(5046, "0000:3b:00", 79, 1e-6, "pid=1, the GPU has fallen off the bus")
+    ]
+
+
+async def test_an_answer_of_a_notebook_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000)
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "notebook.sock")
+    assert await watch.ask(tmp_path / "notebook.sock", "secret") is None
+    server.close()
