@@ -105,7 +105,6 @@ class Agent:
         self._host_notes = notes
         self._strays = Strays()
         self._clean = Clean(state.folder / "units.json", boot_id())
-        self._uses_seen: dict[str, Use] = {}  # at the last sample
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._home_is_new = asyncio.Event()
         self._spool = Spool(state.folder / "spool")
@@ -470,12 +469,13 @@ class Agent:
         if self._geometries.busy:
             self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
             return
+        self._diagnostics.give_way(wanted.unit_uuids)
+        if not self.runs.is_due(wanted):
+            return
         is_new = False  # also where that can't be found out now
         with contextlib.suppress(Hangs):
             is_new = not self.runs.has_home(wanted.owner)
-        self._diagnostics.give_way(wanted.unit_uuids)
-        rows = await self.meter.sample(self._uses_seen, time.time()) if wanted.unit_uuids else []
-        found = self.meter.processes()
+        rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
         left = self._clean.left(self.runs.wholly(wanted), rows, found)
         if left:
             self.runs.wait(wanted, f"waiting: {left}")
@@ -507,7 +507,6 @@ class Agent:
         while True:
             began = time.monotonic()
             uses = await asyncio.to_thread(self._uses, list(self.runs.holders().items()))
-            self._uses_seen = uses
             self._unsaved += await self.meter.sample(uses, time.time())
             self._look_for_strays(uses)
             online = self._connection is not None and self._connection.connected

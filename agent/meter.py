@@ -72,6 +72,9 @@ class Meter(Protocol):
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         """One row per unit, stamped ``now`` (seconds since the epoch). ``uses``: by unit uuid. What can't be read is None."""
 
+    async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
+        """Memory in use by unit, and who computes there. Between two samples: those measure since the one before."""
+
     def processes(self) -> list[GpuProcess]:
         """Who computed on the GPUs at the last sample."""
 

@@ -3,8 +3,9 @@
 A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. So this process does nothing
 but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_meter``).
 
-    {"id": 1, "ask": "hardware" | "sample" | "events" | "conditions"}   ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
-    {"id": 1, "ask": "reshape", "about": {...}}                         ->   likewise; about and answer are those of agent.mig
+    {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
+    {"id": 1, "ask": "reshape", "about": {...}}      about and answer are those of agent.mig
+        ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
 
 The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
 """
@@ -275,6 +276,18 @@ class Gpu:
                 **self._processes(instance["handle"]),
             }
             for instance in self.instances
+        ]
+
+    def occupancy(self) -> list[dict[str, Any]]:
+        """Per unit its memory in use and its compute processes: nothing of what ``samples`` measures from look to look."""
+        units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
+        return [
+            {
+                "unit": unit["uuid"],
+                "memory_used_mib": _mib(maybe(pynvml.nvmlDeviceGetMemoryInfo, unit["handle"])),
+                **self._processes(unit["handle"]),
+            }
+            for unit in units
         ]
 
     def _whole(self) -> dict[str, Any]:
@@ -617,6 +630,10 @@ class Reader:
         """One reading per unit."""
         return [row for gpu in self.gpus for row in gpu.samples()]
 
+    def occupancy(self) -> list[dict[str, Any]]:
+        """Memory and processes per unit."""
+        return [row for gpu in self.gpus for row in gpu.occupancy()]
+
     def events(self) -> list[dict[str, Any]]:
         """What the driver queued since the last call."""
         found: list[dict[str, Any]] = []
@@ -643,6 +660,7 @@ def main() -> int:
     asks: dict[str, Callable[[], Any]] = {
         "hardware": reader.hardware,
         "sample": reader.sample,
+        "occupancy": reader.occupancy,
         "events": reader.events,
         "conditions": reader.conditions,
     }

@@ -67,20 +67,32 @@ class NvmlMeter:
         return Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
+        answer = await self._read("sample")
+        self._processes = self._of(answer)
+        return [_row(reading, uses.get(reading["unit"]), now) for reading in answer]
+
+    async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
+        answer = await self._read("occupancy")
+        return [_row(reading, None, now) for reading in answer], self._of(answer)
+
+    async def _read(self, what: str) -> list[dict[str, Any]]:
+        """Readings by unit; without any figure where there is no answer."""
         try:
             if self._reshaping:
                 raise NoAnswer("a GPU is being split otherwise")
-            answer = await self._ask("sample", self._deadline)
+            answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
         except NoAnswer as problem:
             log.warning("GPUs are not read: %s", problem)
             answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
-        self._processes = [
+        return answer
+
+    def _of(self, answer: list[dict[str, Any]]) -> list[GpuProcess]:
+        return [
             GpuProcess(self._gpu_of[reading["unit"]], reading["unit"], pid, memory)
             for reading in answer
             if reading["unit"] in self._gpu_of
             for pid, memory in reading["pids"] or ()
         ]
-        return [_row(reading, uses.get(reading["unit"]), now) for reading in answer]
 
     def processes(self) -> list[GpuProcess]:
         return self._processes
@@ -209,12 +221,12 @@ class NvmlMeter:
 
 def _row(reading: dict[str, Any], use: Use | None, now: float) -> SampleRow:
     """A reading with what the host knows: who holds the unit, and which of its processes belong to nobody."""
-    pids = reading.pop("pids")
+    pids = reading["pids"]
     stray = None
     if pids is not None:
         own = use.pids if use is not None else frozenset()
         stray = sum(1 for pid, _ in pids if pid not in own)
-    readings = {key: value for key, value in reading.items() if value is not None}
+    readings = {key: value for key, value in reading.items() if value is not None and key != "pids"}
     return SampleRow(
         ts=now,
         run=use.run if use is not None else None,

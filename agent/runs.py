@@ -47,6 +47,7 @@ T = TypeVar("T")
 SHIM_START_SECONDS = 15.0
 EPILOG_MARGIN_SECONDS = 2.0  # after its time, for the shim that runs it to end it
 LONGEST_WAIT_SECONDS = 300.0
+LOOK_AGAIN_SECONDS = 1.0  # at GPUs that were not as clean as a start needs them
 LOOK_SECONDS, PLACE_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACKNOWLEDGEMENT = ".done"
@@ -142,6 +143,7 @@ class Waiting:
     since: float
     step: str
     prepared: bool = False  # only the gang is waited for
+    again_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
 
 
 class Runs:
@@ -390,9 +392,29 @@ class Runs:
     def wait(self, wanted: RunWanted, step: str) -> None:
         """It can't start yet, and says why; after a long while it is given up."""
         entry = self.waiting.setdefault(wanted.run, Waiting(wanted, boottime(), ""))
-        entry.step, entry.prepared = step, False
+        entry.step, entry.prepared, entry.again_at = step, False, boottime() + LOOK_AGAIN_SECONDS
         if boottime() - entry.since > LONGEST_WAIT_SECONDS:
             self.refuse(wanted, "start_failed", step)
+
+    def is_due(self, wanted: RunWanted) -> bool:
+        """May it be tried now? Not while others hold its units, and what waited a moment ago waits on for a moment."""
+        entry = self.waiting.get(wanted.run)
+        if entry is not None and boottime() < entry.again_at:
+            return False
+        try:
+            self._lock(wanted).close()
+        except locks.Busy as busy:
+            self._wait_for(wanted, busy)
+            return False
+        return True
+
+    def _lock(self, wanted: RunWanted) -> locks.HeldLocks:
+        return locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
+
+    def _wait_for(self, wanted: RunWanted, busy: locks.Busy) -> None:
+        self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
+        if wanted.run in self.waiting:
+            self.waiting[wanted.run].again_at = 0.0  # a lock is cheap to try
 
     async def start(self, wanted: RunWanted, lease_until: float) -> bool:
         """Start it, or leave it waiting while its units are held; whether it was started. At most once, whatever happens here."""
@@ -403,9 +425,9 @@ class Runs:
             self.refuse(wanted, "start_failed", "could not be started: the disk of the host is full")
             return False
         try:
-            held = locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
+            held = self._lock(wanted)
         except locks.Busy as busy:
-            self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
+            self._wait_for(wanted, busy)
             return False
         if gangs.waits(wanted):
             held.close()

@@ -295,6 +295,9 @@ class SimulatedMeter:
         self._processes = self._planted_strays()
         return [self._row(gpu, unit, uses.get(unit.uuid), now) for gpu in self._gpus for unit in gpu.units]
 
+    async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
+        return [self._row(gpu, unit, None, now) for gpu in self._gpus for unit in gpu.units], self._planted_strays()
+
     def processes(self) -> list[GpuProcess]:
         return self._processes
 

@@ -69,6 +69,9 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
     assert (row.processes, row.stray_processes) == (0, 0)
     later = (await meter.sample({}, 105.0))[0]
     assert later.nvlink_kib is not None and later.nvlink_kib > 0, "a rate, once there are two looks"
+    between, processes = await meter.occupancy(2.0)
+    assert between[0].memory_used_mib == later.memory_used_mib and processes == meter.processes()
+    assert between[0].nvlink_kib is None, "a start that looks at a GPU takes nothing of what its samples measure"
     await meter.close()
 
 
