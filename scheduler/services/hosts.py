@@ -192,7 +192,7 @@ def _tell_to_leave(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
             commands.give_notice(
                 workload, code=Code.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
             )
-        else:
+        elif workload.state != WorkloadState.NOTICE:  # asked again at each tick: a notice once given runs out by itself
             commands.stop(workload, code=Code.DRAINED, grace_seconds=pool.grace_seconds, now=now)
 
 

@@ -679,6 +679,8 @@ def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: W
     assert Workload.objects.get(pk=workload.pk).state == "running"
     clock.maintenance_clock(begin - 60 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice"
+    clock.maintenance_clock(begin - 58 * SECOND)
+    assert Workload.objects.get(pk=workload.pk).state == "notice", "it has the whole notice to write its checkpoint"
     clock.maintenance_clock(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
     clock.maintenance_clock(begin + 61 * MINUTE)
