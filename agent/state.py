@@ -11,6 +11,7 @@ tools/             what is put into every workload's reach: the checkpoint comma
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -47,6 +48,17 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
         raise
     os.replace(new, path)
     sync_folder(path.parent)
+
+
+def write_over(path: Path, text: str) -> None:
+    """Into the room that a small file has already, which a full disk does not refuse; a crash in between may spoil it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, text.encode(), 0)
+        os.ftruncate(descriptor, len(text.encode()))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
@@ -134,7 +146,14 @@ class State:
         self.identity.host = host
         self.identity.credential = credential
         self.identity.credential_expires_at = expires_at
-        write_json(self.folder / "identity.json", asdict(self.identity))
+        path = self.folder / "identity.json"
+        try:
+            write_json(path, asdict(self.identity))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # The server takes the one before no more: an agent that starts again has to find this one also after a full disk.
+            write_over(path, json.dumps(asdict(self.identity)))
 
     def lay_out_tools(self) -> None:
         """Put this version's tools where workloads reach them. Running workloads keep what they have opened."""

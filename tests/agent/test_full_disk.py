@@ -14,6 +14,7 @@ import pytest
 
 from agent import processes
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
+from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -165,6 +166,16 @@ async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_i
     await edge.until(lambda: [one.state for one in edge.observed[-1].geometries] == ["failed"])
     assert edge.observed[-1].geometries[0].detail == "nothing was changed: No space left on device"
     await edge.until(lambda: [one.state for one in edge.observed[-1].diagnostics] in (["stopped"], ["passed"]))
+
+
+def test_a_credential_that_comes_while_the_disk_is_full_is_found_again(disk: Path) -> None:
+    """The server takes the one before no more once it was used."""
+    state = State(disk / "state")
+    state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
+    fill(disk)
+    state.remember(host="h1", credential="gpa.1.the-second-one", expires_at=2.0)
+    kept = json.loads((disk / "state" / "identity.json").read_text())
+    assert (kept["credential"], kept["instance"]) == ("gpa.1.the-second-one", state.identity.instance)
 
 
 async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(

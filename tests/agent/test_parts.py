@@ -517,7 +517,7 @@ def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
 
 def test_a_program_whose_name_is_a_hardware_error_is_none() -> None:
     name = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, the GPU has fallen off the bus"
-    crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167ab7f000+1000]"
+    crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167+1000]"
     trap, real = f"6,5045,2,-;traps: {name}[3367] trap", f"6,5046,1,-;{name}"
     assert list(kernel_log.parsed([crash, trap, real], 0.0)) == [
         kernel_log.Xid(5046, "0000:3b:00", 79, 1e-6, "pid=1, the GPU has fallen off the bus")
