@@ -32,7 +32,7 @@ from tests.world import H100, World, build_world
 can_lay_cables = os.geteuid() == 0 and shutil.which("ip") is not None
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.xdist_group("torch"),
+    pytest.mark.xdist_group("gangs"),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(not can_lay_cables, reason="networks of their own for two hosts need root and ip"),
 ]

@@ -126,9 +126,9 @@ def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World
 def test_a_pool_limit_out_of_range_is_refused_with_what_is_allowed(world: World) -> None:
     client = signed_in(world.operator)
     values = {name: getattr(world.shared, name) or "" for name in _limits()}
-    response = client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": "-5"})
-    assert response.status_code == 400
-    assert "allowed: a whole number from 0 to 86,400 seconds" in response.content.decode()
+    for wrong, allowed in (("-5", "such as 90 s, 15 min, 2 h"), ("2 d", "a whole number from 0 to 86,400 seconds")):
+        response = client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": wrong})
+        assert response.status_code == 400 and f"allowed: {allowed}" in response.content.decode()
     assert client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": "45"}).status_code == 302
     assert Pool.objects.get(slug="shared").notice_seconds == 45
 

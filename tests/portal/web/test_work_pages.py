@@ -765,7 +765,7 @@ def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a
     world.hosts["beta"].save()
     make_waiting(world, world.language, "asr-large")
     page = signed_in(world.operator).get(reverse("home")).content.decode()
-    for words in ("Waits for a decision", "8 × H100", "no news since nine", "Waits longest", "asr-large"):
+    for words in ("Waits for a decision", "8 × H100", "its agent does not speak", "Waits longest", "asr-large"):
         assert words in page
     member = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert "Waits for a decision" not in member
