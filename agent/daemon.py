@@ -42,7 +42,7 @@ from agent.protocol import (
     StraySeen,
 )
 from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
-from agent.runs import LEAST_FREE_BYTES, Run, Runs, boottime, declared_load
+from agent.runs import Run, Runs, boottime, declared_load
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json
 from agent.strays import Known, Strays
@@ -247,7 +247,7 @@ class Agent:
 
     def observed(self, sequence: int) -> Observed:
         """Everything that is so on this host."""
-        full = self.runs.free_bytes() < LEAST_FREE_BYTES
+        full = self.runs.is_full()
         notes = (
             [*self._inventory.notes, "The disk is full: nothing new is started here."]
             if full

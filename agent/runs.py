@@ -54,7 +54,8 @@ ACKNOWLEDGEMENT = ".done"
 LARGEST_DECLARATION = 4096
 ORDER_BYTES, END_BYTES = 1024, 4096  # of the room that is kept for a run's orders, and for how it ended
 MARK_BYTES = 40
-LEAST_FREE_BYTES = 64 << 20  # with less on the disk nothing new is started; what runs goes on
+LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 2000  # with less on the disk nothing new is started; what runs goes on
+FULL = "could not be started: the disk of the host is full"
 
 
 def boottime() -> float:
@@ -125,6 +126,7 @@ class Run:
             saved=self.saved,
             activity=self.activity,
             prolog_failed=bool(self.ended.get("prolog_failed")),
+            host_full=bool(self.ended.get("host_full")),
         )
 
     def held(self) -> Held:
@@ -421,8 +423,8 @@ class Runs:
         if self.closed:
             self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
             return False
-        if self.free_bytes() < LEAST_FREE_BYTES:
-            self.refuse(wanted, "start_failed", "could not be started: the disk of the host is full")
+        if self.is_full():
+            self.refuse(wanted, "start_failed", FULL, host_full=True)
             return False
         try:
             held = self._lock(wanted)
@@ -456,7 +458,8 @@ class Runs:
         except (OSError, subprocess.SubprocessError) as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
             self._clear_away(wanted.run)
-            self.refuse(wanted, "start_failed", f"could not be started: {getattr(error, 'strerror', None) or error}")
+            why = f"could not be started: {getattr(error, 'strerror', None) or error}"
+            self.refuse(wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC)
             return False
         finally:
             held.close()
@@ -509,6 +512,11 @@ class Runs:
     def free_bytes(self) -> int:
         """Room on the disk of the state folder."""
         return shutil.disk_usage(self.state.folder).free
+
+    def is_full(self) -> bool:
+        """Has that disk too little room left, or room for too few files (0 in all: it makes them as they are needed)?"""
+        files = os.statvfs(self.state.folder)
+        return self.free_bytes() < LEAST_FREE_BYTES or (files.f_files > 0 and files.f_favail < LEAST_FREE_FILES)
 
     async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks, place: tenants.Place) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
@@ -585,12 +593,14 @@ class Runs:
         """One folder per workload, beside the homes: every host that shares them finds it again."""
         return (self.homes / ".checkpoints" / workload).resolve()
 
-    def refuse(self, wanted: RunWanted, outcome: str, why: str) -> None:
-        """Keep a run that never was, as ended, until the server has heard it."""
+    def refuse(self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False) -> None:
+        """Keep a run that never was, as ended, until the server has heard it. ``host_full``: for that, whosever files they are."""
         log.warning("run %s is not started: %s", wanted.run, why)
         self.waiting.pop(wanted.run, None)
         folder = self.state.runs / wanted.run
         ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
+        if host_full:
+            ended["host_full"] = True
         run = self.runs[wanted.run] = Run(folder, _about(wanted), ended=ended)
         try:
             self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])

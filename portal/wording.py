@@ -321,6 +321,7 @@ REASONS: dict[str, Sentence] = {
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
     "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
+    "host_full": lambda f: "The disk of its host is full. It is tried again, and none of its retries is used.",
     "drained": lambda f: (
         f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
         if f.get("host") and f.get("event")
@@ -700,6 +701,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "lease_lost": ("lost", "Host lost", "failed"),
     "start_failed": ("failed", "Could not start", "failed"),
     "prolog_failed": ("failed", "Could not start", "failed"),
+    "host_full": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
     "dependency_never_met": ("cancelled", "Never its turn", "ended"),

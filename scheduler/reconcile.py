@@ -260,6 +260,8 @@ def _holds_what_ended(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
 def _outcome(told: RunSeen) -> str:
     if told.prolog_failed and told.outcome == Code.START_FAILED:
         return str(Code.PROLOG_FAILED)
+    if told.host_full and told.outcome == Code.START_FAILED:
+        return str(Code.HOST_FULL)
     known = {code.value for code in Code}
     if told.outcome in known:
         return told.outcome

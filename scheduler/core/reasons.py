@@ -69,5 +69,6 @@ class Code(StrEnum):
     IDLE = "idle"
     START_FAILED = "start_failed"
     PROLOG_FAILED = "prolog_failed"
+    HOST_FULL = "host_full"
     DRAINED = "drained"
     DEPENDENCY_NEVER_MET = "dependency_never_met"

@@ -28,7 +28,7 @@ PREEMPTED_CODES = frozenset(
         "evicted_for_reservation",
     }
 )
-HARDWARE_CODES = frozenset({"gpu_error", "host_lost", "lease_lost", "prolog_failed"})
+HARDWARE_CODES = frozenset({"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full"})
 
 
 class Bucket(StrEnum):

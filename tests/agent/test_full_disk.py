@@ -74,6 +74,7 @@ async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
     await edge.want(job("exit 0", generation=2))
     refused = await edge.until_state("run-2", "ended")
     assert refused.outcome == "start_failed" and "the disk of the host is full" in refused.step
+    assert refused.host_full, "which is the host's matter, and uses up nobody's tries"
     await asyncio.sleep(13.0)
     assert (await edge.until_state(run, "running")).outcome == ""
     filler.unlink()
@@ -186,3 +187,11 @@ async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(
     fill(disk)
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
+
+
+async def test_a_disk_without_room_for_more_files_is_full_too(edge: FakeEdge, agent: AgentProcess, disk: Path) -> None:
+    await _run("mount", "-o", "remount,nr_inodes=1500", str(disk))
+    await edge.until(lambda: is_full(edge))
+    await edge.want(job("exit 0"))
+    refused = await edge.until_state("run-1", "ended")
+    assert refused.host_full and "the disk of the host is full" in refused.step

@@ -34,6 +34,7 @@ SECOND = dt.timedelta(seconds=1)
         ("", Code.START_FAILED, Code.START_FAILED, True),
         ("", Code.PROLOG_FAILED, Code.PROLOG_FAILED, True),
         (Code.CANCELLED, Code.PROLOG_FAILED, Code.CANCELLED, False),
+        ("", Code.HOST_FULL, Code.HOST_FULL, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.CHECKPOINTED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.FAILED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.KILLED_AT_GRACE, Code.EVICTED_FOR_GUARANTEE, True),
@@ -90,7 +91,7 @@ def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
     table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
     known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
-    assert len(known) == 14 and known == {outcome for _, outcome, *_ in _documented()}
+    assert len(known) == 15 and known == {outcome for _, outcome, *_ in _documented()}
 
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:

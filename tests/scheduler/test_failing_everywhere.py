@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler import attempts, locks
 from scheduler.models import Run, Workload
 from scheduler.states import RunState
+from tests.scheduler.test_agents_and_hosts import agents_of, start
+from tests.scheduler.test_life_of_a_job import job
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 
@@ -34,12 +38,26 @@ def test_one_that_could_not_start_on_three_hosts_ends_with_their_number(world: W
     assert (done.state, done.outcome, done.outcome_numbers["failed_on_hosts"]) == ("ended", "start_failed", 3)
 
 
-def test_a_prolog_that_fails_on_every_host_burns_nothing_of_the_workload(world: World) -> None:
+@pytest.mark.parametrize("outcome", ["prolog_failed", "host_full"])
+def test_what_is_its_hosts_own_matter_burns_nothing_of_the_workload(world: World, outcome: str) -> None:
     work = workload(world, world.vision, most_retries=2)
     for minute, host in enumerate(["alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha"]):
-        work = fail(work, world, host, 2 * minute, "prolog_failed")
-        assert (work.state, work.reason_code, work.failures, work.lost_attempts) == ("queued", "prolog_failed", 0, 0)
+        work = fail(work, world, host, 2 * minute, outcome)
+        assert (work.state, work.reason_code, work.failures, work.lost_attempts) == ("queued", outcome, 0, 0)
         assert work.not_before is not None
+
+
+@pytest.mark.parametrize("said", ["prolog_failed", "host_full", ""])
+def test_an_agent_says_beside_a_failed_start_whose_matter_it_is(world: World, said: str) -> None:
+    (agent,) = agents_of(world, "alpha")
+    work = job(world, world.vision, 1, world.now)
+    start(world, [agent], world.now)
+    (run,) = agent.running
+    agent.end(run, world.now, outcome="start_failed")
+    agent.runs[run] = replace(agent.runs[run], **({said: True} if said else {}))
+    agent.sync(world.now)
+    assert Run.objects.get(public_id=run).outcome == (said or "start_failed")
+    assert Workload.objects.get(pk=work.pk).lost_attempts == (0 if said else 1)
 
 
 def test_one_that_fails_at_once_everywhere_uses_no_more_of_its_retries(world: World) -> None:
