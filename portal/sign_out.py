@@ -19,7 +19,7 @@ from scheduler import nudge
 
 log = logging.getLogger(__name__)
 
-ACCESS_CHANNEL = "gpupool:access"
+ACCESS_CHANNEL = f"{nudge.SITE}:access"
 
 
 def session_hash(session_key: str) -> str:

@@ -2,7 +2,7 @@
 
 Hints make things fast, never right: when Redis is away they are dropped with a log line, and the next sweep or poll does
 the same work.
-The channels are read by the edge: ``gpupool:host:<id>`` (empty message) and ``gpupool:page`` (JSON ``{"topic": ...}``).
+The channels are read by the edge: ``gpupool:<db>:host:<id>`` (empty message) and ``gpupool:<db>:page`` (JSON ``{"topic": ...}``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 ENGINE_KEY = "gpupool:engine:nudged"
 ENGINE_KEY_LIFE_MS = 1_000  # a nudge whose task was lost keeps others away no longer than this
-HOST_CHANNEL = "gpupool:host:"
-PAGE_CHANNEL = "gpupool:page"
+# Channels are the server's and not one database's of it: with its number two sites on one server don't hear each other.
+SITE = f"gpupool:{redis.connection.parse_url(settings.REDIS_URL).get('db', 0)}"
+HOST_CHANNEL = f"{SITE}:host:"
+PAGE_CHANNEL = f"{SITE}:page"
 ANSWER_SECONDS = 0.5
 AWAY_SECONDS = 2.0
 PASS_ON_SECONDS = 0.05  # so that two engines do not play ball while the one that leads is busy

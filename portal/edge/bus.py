@@ -1,8 +1,8 @@
 """The process's one subscription to Redis. What comes over it is a hint, never a truth: losing one costs only time.
 
-- ``gpupool:host:<Host.pk>``: this host's desired state may have changed (scheduler/nudge.py)
-- ``gpupool:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/nudge.py, and the edge)
-- ``gpupool:access``, the hash of a portal session that has ended, and with it all that it opened; empty when somebody's rights
+- ``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/nudge.py)
+- ``gpupool:<db>:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/nudge.py, and the edge)
+- ``gpupool:<db>:access``, the hash of a portal session that has ended, and with it all that it opened; empty when somebody's rights
   have changed (portal/sign_out.py)
 """
 

@@ -187,7 +187,7 @@ def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_kil
     assert first.filter(state="ended").count() == 2, "the other member ended with it"
     kept = Decision.objects.get(workload=workload, kind="restarted")
     assert (kept.code, kept.numbers["rank"], kept.numbers["exit_code"]) == ("failed", 1, 137)
-    assert two_hosts.ended(workload, 150).outcome == "finished"
+    assert two_hosts.ended(workload, 150).outcome == "finished", "\n".join(two_hosts.logs(attempt=2))
     for rank, said in enumerate(two_hosts.logs(attempt=2)):
         assert f"rank {rank} of 2: the ranks, counted from 1, add up to 3\n" in said
         assert f"rank {rank}: done with loss" in said

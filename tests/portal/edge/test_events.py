@@ -18,6 +18,7 @@ from agent.protocol import LogChunk, RunSeen
 from portal.edge import events
 from portal.models import User
 from portal.services import people
+from portal.sign_out import ACCESS_CHANNEL
 from scheduler import logs
 from scheduler.nudge import PAGE_CHANNEL
 from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, running_notebook, until
@@ -152,7 +153,7 @@ async def test_signing_out_ends_the_stream(place: Place) -> None:
     def sign_out() -> None:
         SessionStore(key).delete()
         with redis.Redis.from_url(settings.REDIS_URL) as hints:
-            hints.publish("gpupool:access", hashlib.sha256(key.encode()).hexdigest())
+            hints.publish(ACCESS_CHANNEL, hashlib.sha256(key.encode()).hexdigest())
 
     await asyncio.to_thread(sign_out)
     with pytest.raises(EOFError):

@@ -20,7 +20,9 @@ from yarl import URL
 
 from portal.edge import agents, doors, server, workspaces
 from portal.models import Membership, User, WorkspaceSession
+from portal.sign_out import ACCESS_CHANNEL
 from scheduler.models import Workload
+from scheduler.nudge import PAGE_CHANNEL
 from scheduler.states import WorkloadState
 from tests.portal.edge.conftest import (
     PIECE,
@@ -391,7 +393,7 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     slow = await notebook.get("/slow", cookie)
     await slow.content.readline()
     await rows(set_state, notebook.run, WorkloadState.STOPPING)
-    await asyncio.to_thread(hint, "gpupool:page", json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"}))
+    await asyncio.to_thread(hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"}))
     async with asyncio.timeout(doors.FRESH_SECONDS / 2):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     with pytest.raises(aiohttp.ClientError):
@@ -418,7 +420,7 @@ async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebo
     )
     await asyncio.sleep(0.5)  # nothing is read: every buffer on the way is full
     await rows(set_state, notebook.run, WorkloadState.ENDED)
-    await asyncio.to_thread(hint, "gpupool:access")
+    await asyncio.to_thread(hint, ACCESS_CHANNEL)
     await until(lambda: not notebook.place.edge.doors._open, seconds=doors.FRESH_SECONDS / 2)
     writer.transport.abort()
 
