@@ -4,6 +4,7 @@ Who the others are is in the environment (docs/gangs.md). A notice comes to each
 processes agree each step whether one has it; then the first saves, and all say so.
 """
 
+import gc
 import os
 import time
 
@@ -26,44 +27,52 @@ total = torch.tensor(float(rank + 1), device=device)
 distributed.all_reduce(total)
 print(f"rank {rank} of {size}: the ranks, counted from 1, add up to {total.item():g}", flush=True)
 
-torch.manual_seed(7)
-model = DistributedDataParallel(nn.Linear(8, 1).to(device))
-optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-checkpoint = gpupool.checkpoint_dir() / "ddp.pt"
-first = 0
-if checkpoint.exists():  # where the hosts share no homes, only the first has it
-    saved = torch.load(checkpoint, map_location=device, weights_only=True)
-    first = saved["step"]
-    model.module.load_state_dict(saved["model"])
-    optimiser.load_state_dict(saved["optimiser"])
-begin = torch.tensor(first, device=device)
-distributed.broadcast(begin, 0)
-for value in model.module.state_dict().values():
-    distributed.broadcast(value, 0)
 
-draw = torch.Generator().manual_seed(rank)  # each its own part of the data
-for step in range(int(begin), STEPS):
-    data = torch.randn(32, 8, generator=draw).to(device)
-    loss = nn.functional.mse_loss(model(data), data.sum(dim=1, keepdim=True))
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    time.sleep(PAUSE)
-    leave = torch.tensor(float(gpupool.notice() is not None), device=device)
-    distributed.all_reduce(leave, distributed.ReduceOp.MAX)
-    if leave:
-        if rank == 0:
-            part = checkpoint.with_suffix(".part")
-            torch.save({"step": step + 1, "model": model.module.state_dict(), "optimiser": optimiser.state_dict()}, part)
-            part.replace(checkpoint)
-        distributed.barrier()
-        gpupool.checkpoint_done()
-        raise SystemExit(0)
+def train() -> None:
+    """From the checkpoint, if there is one, to the end or to a notice."""
+    torch.manual_seed(7)
+    model = DistributedDataParallel(nn.Linear(8, 1).to(device))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    checkpoint = gpupool.checkpoint_dir() / "ddp.pt"
+    first = 0
+    if checkpoint.exists():  # where the hosts share no homes, only the first has it
+        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        first = saved["step"]
+        model.module.load_state_dict(saved["model"])
+        optimiser.load_state_dict(saved["optimiser"])
+    begin = torch.tensor(first, device=device)
+    distributed.broadcast(begin, 0)
+    for value in model.module.state_dict().values():
+        distributed.broadcast(value, 0)
 
-mean = torch.cat([value.flatten() for value in model.module.parameters()])
-largest = mean.clone()
-distributed.all_reduce(mean)
-distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-assert torch.equal(largest, mean / size), "every process ends with the same weights"
-print(f"rank {rank}: done with loss {loss.item():.4f}", flush=True)
+    draw = torch.Generator().manual_seed(rank)  # each its own part of the data
+    for step in range(int(begin), STEPS):
+        data = torch.randn(32, 8, generator=draw).to(device)
+        loss = nn.functional.mse_loss(model(data), data.sum(dim=1, keepdim=True))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        time.sleep(PAUSE)
+        leave = torch.tensor(float(gpupool.notice() is not None), device=device)
+        distributed.all_reduce(leave, distributed.ReduceOp.MAX)
+        if leave:
+            if rank == 0:
+                part = checkpoint.with_suffix(".part")
+                torch.save({"step": step + 1, "model": model.module.state_dict(), "optimiser": optimiser.state_dict()}, part)
+                part.replace(checkpoint)
+            distributed.barrier()
+            gpupool.checkpoint_done()
+            return
+
+    mean = torch.cat([value.flatten() for value in model.module.parameters()])
+    largest = mean.clone()
+    distributed.all_reduce(mean)
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+    assert torch.equal(largest, mean / size), "every process ends with the same weights"
+    print(f"rank {rank}: done with loss {loss.item():.4f}", flush=True)
+
+
+train()
+gc.collect()  # the model holds on to the group, whose threads have to end before the interpreter does
+distributed.barrier()  # and nobody goes while another still talks to it
 distributed.destroy_process_group()
