@@ -79,10 +79,11 @@ def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> Diagn
     return DiagnosticWanted(name, "GPU-0", tool, deadline)
 
 
-async def end_of(diagnostics: Diagnostics, *, within: float = 60.0) -> DiagnosticSeen:
+async def end_of(diagnostics: Diagnostics, *, within: float = 60.0, of: str = "") -> DiagnosticSeen:
+    """``of``: beside one before it, which is told until the next look."""
     until = time.monotonic() + within
     while time.monotonic() < until:
-        seen = diagnostics.seen()
+        seen = [one for one in diagnostics.seen() if of in ("", one.diagnostic)]
         if seen and seen[0].state in ("passed", "failed", "stopped"):
             return seen[0]
         await asyncio.sleep(0.05)
@@ -334,7 +335,7 @@ async def test_where_dcgm_can_not_be_asked_our_own_is_run_and_said(
     assert seen.checks[0].passed is None and "Unable to connect" in seen.checks[0].detail
     diagnostics.want([])
     diagnostics.want([wanted("d2", tool="dcgm")])
-    assert (await end_of(diagnostics)).state == "stopped", "a pool that wants DCGM gets nothing else"
+    assert (await end_of(diagnostics, of="d2")).state == "stopped", "a pool that wants DCGM gets nothing else"
 
 
 async def test_dcgm_that_does_not_end_is_given_up(
