@@ -256,7 +256,7 @@ async def test_a_simulated_gpu_says_that_nothing_was_measured_and_finds_what_was
     plant_fault(tmp_path / "state", 0, "memory")
     diagnostics.want([])
     diagnostics.want([wanted("d2")])
-    seen = await end_of(diagnostics)
+    seen = await end_of(diagnostics, of="d2")
     assert (seen.state, seen.detail) == ("failed", "memory: planted on a simulated GPU")
 
 
