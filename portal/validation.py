@@ -231,3 +231,11 @@ def _is_bad(character: str, lines: bool) -> bool:
     if lines and character in "\n\t":
         return False
     return character in DECEIVING or unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+
+
+def words_of_why(value: Any) -> str:
+    """What an operator says of a change, at most 300 characters; may be empty. Raises like ``Checks.done``."""
+    checks = Checks()
+    clean = checks.text("why", value, least=0, most=300)
+    checks.done()
+    return clean

@@ -15,7 +15,7 @@ from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
 from portal.services.repairs import gpu_of
-from portal.validation import Checks, shown
+from portal.validation import Checks, shown, words_of_why
 from scheduler import geometry as engine
 from scheduler.commands import LIVE
 from scheduler.core.geometry import described
@@ -136,7 +136,7 @@ def change_geometry(
     Raises Invalid, NotAllowed, Conflict.
     """
     policy.require(actor, "host.change")
-    row, profiles, why = gpu_of(host, gpu), profiles_of(geometry), _why(why)
+    row, profiles, why = gpu_of(host, gpu), profiles_of(geometry), words_of_why(why)
     with transaction.atomic():
         made: GeometryChange = _refused_in_words(lambda: engine.want(row, profiles, now=now))
         before, after = described(made.before) or WHOLE, described(made.profiles) or WHOLE
@@ -152,7 +152,7 @@ def withdraw_geometry(
 ) -> GeometryChange:
     """Take it back while the GPU is being drained. Raises Invalid, NotAllowed, Conflict."""
     policy.require(actor, "host.change")
-    row, why = gpu_of(host, gpu), _why(why)
+    row, why = gpu_of(host, gpu), words_of_why(why)
     with transaction.atomic():
         taken: GeometryChange = _refused_in_words(lambda: engine.withdraw(row, now=now))
         told = {"gpu": row.index, "geometry": described(taken.profiles) or WHOLE}
@@ -171,10 +171,3 @@ def _refused_in_words(deed: Callable[[], Any]) -> Any:
     except Refused as no:
         numbers = dict(no.numbers)
         raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None
-
-
-def _why(value: Any) -> str:
-    checks = Checks()
-    clean = checks.text("why", value, least=0, most=300)
-    checks.done()
-    return clean

@@ -12,7 +12,7 @@ from portal import policy
 from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
-from portal.validation import HOST_NAME, Checks
+from portal.validation import HOST_NAME, Checks, words_of_why
 from scheduler import attestation
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
@@ -62,7 +62,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
 def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
     """Take the agent's credential away: it must join again with a new token. Raises Invalid, NotAllowed."""
     policy.require(actor, "host.change")
-    why = _why(why)
+    why = words_of_why(why)
     with transaction.atomic():
         engine.revoke_credential(host, now=now)
         audit.record(actor=actor, via=via, now=now, verb="revoke_host", target=host, why=why)
@@ -118,7 +118,7 @@ def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
     """The actor has seen that the machine is off: its work may start elsewhere at once. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "host.change")
-    why = _why(why)
+    why = words_of_why(why)
     told = ("lease_state", "last_sync_at")
     with transaction.atomic():
         before = audit.facts(host, *told)
@@ -164,7 +164,7 @@ def set_maintenance(
 
 def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:
     policy.require(actor, "host.change")
-    why = _why(why)
+    why = words_of_why(why)
     verbs: dict[AdminState, Callable[..., bool]] = {
         AdminState.CORDONED: engine.cordon_host,
         AdminState.DRAINING: engine.drain_host,
@@ -190,13 +190,6 @@ def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, v
             after=audit.facts(host, *told),
         )
     return host
-
-
-def _why(value: Any) -> str:
-    checks = Checks()
-    clean = checks.text("why", value, least=0, most=300)
-    checks.done()
-    return clean
 
 
 def _limit(workload: Workload, now: datetime) -> datetime:

@@ -12,7 +12,7 @@ from portal import policy
 from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
-from portal.validation import Checks
+from portal.validation import Checks, words_of_why
 from scheduler import diagnostics, nudge
 from scheduler import services as engine
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
@@ -52,7 +52,7 @@ def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
     Raises Invalid, NotAllowed, Conflict.
     """
     policy.require(actor, "host.change")
-    row, why = gpu_of(host, gpu), _why(why)
+    row, why = gpu_of(host, gpu), words_of_why(why)
     with transaction.atomic():
         made: Diagnostic = _wanted(lambda: diagnostics.want(row, why=Diagnostic.Why.OPERATOR, now=now))
         audit.record(actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why)
@@ -62,7 +62,7 @@ def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> list[Diagnostic]:
     """The same for each GPU of the host that nobody holds. Raises NotAllowed, and Conflict when there is none."""
     policy.require(actor, "host.change")
-    why = _why(why)
+    why = words_of_why(why)
     with transaction.atomic():
         made: list[Diagnostic] = _wanted(lambda: diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=now))
         told = {"gpus": [row.gpu.index for row in made]}
@@ -93,7 +93,7 @@ def cancel_maintenance(
     there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
     name = checks.choice("window", str(window), list(there))
     checks.done()
-    row, why = there[name], _why(why)
+    row, why = there[name], words_of_why(why)
     with transaction.atomic():
         before = audit.facts(row, "start", "end", "reason")
         if not engine.cancel_maintenance(row):
@@ -144,7 +144,7 @@ def _change(
     actor: User, host: Host, gpu: Any, why: str, now: datetime, via: str, verb: str, deed: Callable[..., bool]
 ) -> Gpu:
     policy.require(actor, "host.change")
-    row, why = gpu_of(host, gpu), _why(why)
+    row, why = gpu_of(host, gpu), words_of_why(why)
     with transaction.atomic():
         before = audit.facts(row, "index", "repair_state", "state_reason")
         if not deed(row, reason=why, now=now):
@@ -160,10 +160,3 @@ def _wanted(deed: Callable[[], Any]) -> Any:
     except engine.Refused as no:
         numbers = dict(no.numbers)
         raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None
-
-
-def _why(value: Any) -> str:
-    checks = Checks()
-    clean = checks.text("why", value, least=0, most=300)
-    checks.done()
-    return clean
