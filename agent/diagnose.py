@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agent import processes
 from agent.cuda import BUS_WIDTH, CLOCK_RATE, CudaError, Gpu
 from agent.kernels import PTX
 
@@ -52,6 +53,7 @@ LARGEST_ELEMENT = 15  # so small that every sum is exact in 32-bit floats
 REPEATS = 200
 # Errors of cuda.h that say nothing of the GPU: no memory left, driver and library of different versions, a program not understood.
 NOT_THE_GPU = frozenset({2, 3, 34, 46, 218, 222, 223, 500, 803, 804})
+PR_SET_CHILD_SUBREAPER = 36
 PRINTED = 4096  # bytes that are kept of what an operator's diagnostic prints
 DCGM_LEVEL = "2"
 DCGM_MARGIN_SECONDS = 5.0
@@ -365,12 +367,13 @@ def _words(result: dict[str, Any]) -> str:
     return " ".join(filter(None, [*told, str(result.get("info") or "")]))
 
 
-# -- simulated ------------------------------------------------------------------------------------------------------------
+# -- the operator's own ---------------------------------------------------------------------------------------------------
 
 
 def of_the_operator(look: Look, name: str, command: list[str], seconds: float) -> None:
     """The operator's own program: 0 is passed, anything else failed, with what it printed last."""
     look.step(name)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves behind comes to us
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -389,11 +392,29 @@ def of_the_operator(look: Look, name: str, command: list[str], seconds: float) -
         printed = (printed + (process.stdout.read(MIB) or b""))[-PRINTED:]
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+            process.kill()
         process.wait()
+        end_all_below()
     said = " ".join(printed.decode("utf-8", "replace").split())[-200:]
     numbers = {"status": process.returncode, "seconds": round(time.monotonic() - began, 1)}
     look.found(name, process.returncode == 0, numbers, said if process.returncode else "")
+
+
+def end_all_below() -> None:
+    """Ends whatever a program has started, in other sessions too, and waits for its death: it may use the GPU until then."""
+    while True:
+        for process in processes.below(processes.scan(), os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(0.02)
+
+
+# -- simulated ------------------------------------------------------------------------------------------------------------
 
 
 def simulated(look: Look, fault: str) -> None:

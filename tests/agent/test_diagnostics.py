@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import commands, locks
+from agent import commands, locks, processes
 from agent.conditions import Condition
 from agent.diagnose import dcgm_results
 from agent.diagnostics import Diagnostics, plant_fault
@@ -407,11 +407,13 @@ async def test_a_program_of_the_operators_decides_by_its_exit_status(
 async def test_a_program_of_the_operators_that_does_not_end_has_failed_and_nothing_of_it_is_left(
     make: Callable[..., Diagnostics], tmp_path: Path
 ) -> None:
-    diagnostics = make(commands={"burn": program(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait")})
+    lines = f"sleep 300 & echo $! >> {tmp_path}/pids; setsid sleep 300 & echo $! >> {tmp_path}/pids; wait"
+    diagnostics = make(commands={"burn": program(tmp_path, lines)})
     diagnostics.want([wanted(tool="burn", deadline=6.0)])
     seen = await end_of(diagnostics, within=20)
     assert (seen.state, seen.detail) == ("failed", "burn: it did not end in time")
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/fd").exists()
+    started = (tmp_path / "pids").read_text().split()
+    assert len(started) == 2 and not any(map(processes.look, started))
 
 
 async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..., Diagnostics]) -> None:

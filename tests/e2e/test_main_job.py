@@ -90,6 +90,7 @@ class Person:
 
     def check(self) -> None:
         """The page as it is now: accessible, alone with its own hosts, without an error."""
+        self.page.wait_for_load_state()
         results = Axe().run(self.page)
         found = [v for v in results.response["violations"] if v["impact"] in SERIOUS]
         where = [f"{v['id']}: {[node['target'] for node in v['nodes']][:3]}" for v in found]
@@ -143,6 +144,7 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     expect(page.get_by_role("heading", level=1)).to_have_text("My work")
     me.check()
     page.get_by_role("link", name="Launch notebook").first.click()
+    expect(page.get_by_role("radio", name=re.compile("Notebook, 1 GPU"))).to_be_visible()
     me.check()
     launch(page, "first-light", type="interactive", hours="2")
     story.known["notebook"] = page.url.split("?")[0]
@@ -536,6 +538,7 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
     assert statement.status == 200 and "CC-4100" in statement.text()
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
     page.get_by_role("link", name=re.compile("^Close ")).click()
+    expect(page.get_by_role("button", name="Close it for good")).to_be_visible()
     finance.check()
     page.get_by_role("button", name="Close it for good").click()
     expect(page.get_by_text(re.compile("is closed"))).to_be_visible(timeout=60_000)
