@@ -1,0 +1,167 @@
+"""The unit under a real systemd: the first process of a machine of its own, made of name spaces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent import AGENT_VERSION, processes
+from tests.agent.conftest import AgentProcess, job
+from tests.agent.fake_edge import TOKEN, FakeEdge
+from tests.agent.installed import ROOT, build, install, source_of
+
+SYSTEMD = Path("/lib/systemd/systemd")
+UNIT = ROOT / "deploy" / "systemd" / "gpupool-agent.service"
+NAME = UNIT.name
+COUNT = "n=0; while true; do n=$((n+1)); echo line $n; sleep 0.1; done"
+SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = 22, 25, 32, 33  # capabilities, by their bits (linux/capability.h)
+NEWER = "0.2.0.dev1"
+# What a machine has when its first process begins, and nothing of this one's units.
+BEGIN = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mount --bind "$1/units" /etc/systemd/system
+mount --bind "$1/opt" /opt
+mount --bind "$1/lib" /var/lib
+exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=test.target --log-target=console
+"""
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not SYSTEMD.exists() or not os.access("/sys/fs/cgroup/systemd/cgroup.procs", os.W_OK),
+    reason="needs root, systemd and its control groups of version 1 to write to",
+)
+
+
+class Machine:
+    """systemd in name spaces of its own; it shares this machine's network and control groups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("units", "opt/gpupool-agent", "lib"):
+            (folder / name).mkdir(parents=True)
+        units = folder / "units"
+        (units / "test.target").write_text("[Unit]\nDescription=nothing\nAllowIsolate=yes\nDefaultDependencies=no\n")
+        shutil.copy(UNIT, units)
+        # The one thing that differs from a host: the rest of the machine is not booted, and its GPUs are simulated.
+        (units / f"{NAME}.d").mkdir()
+        (units / f"{NAME}.d" / "test.conf").write_text(
+            "[Unit]\nDefaultDependencies=no\n"
+            '[Service]\nEnvironment="GPUPOOL_AGENT_OPTIONS=--simulate 2xH100-80GB --launcher plain --sample-seconds 0.3"\n'
+        )
+        self.log = (folder / "log").open("wb")
+        spaces = ["unshare", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        self.process = subprocess.Popen(
+            [*spaces, "sh", "-c", BEGIN, "sh", str(folder)], stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    @property
+    def first(self) -> int:
+        """Number of its first process, as it is seen from outside."""
+        return next(each.pid for each in processes.scan().values() if each.parent == self.process.pid)
+
+    def switch(self, installed: Path) -> None:
+        """Make a version the current one, by the line of docs/agent.md."""
+        subprocess.run(["ln", "-sfn", installed, self.folder / "opt" / "gpupool-agent" / "current"], check=True)
+
+    async def command(self, *words: str) -> str:
+        """What ``words`` print in it."""
+        inside = ["nsenter", "--target", str(self.first), "--pid", "--mount", "--uts", "--ipc", *words]
+        process = await asyncio.create_subprocess_exec(*inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = await process.communicate()
+        assert process.returncode == 0, (words, err.decode(), (self.folder / "log").read_text()[-2000:])
+        return out.decode()
+
+    async def is_up(self) -> None:
+        for _ in range(200):
+            try:
+                await self.command("systemctl", "show", "--property=Version")
+                return
+            except (AssertionError, StopIteration):
+                await asyncio.sleep(0.1)
+        raise AssertionError((self.folder / "log").read_text()[-2000:])
+
+    async def asked(self, name: str) -> str:
+        """A property of the agent's unit."""
+        return (await self.command("systemctl", "show", "--value", f"--property={name}", NAME)).strip()
+
+    def end(self) -> None:
+        """End it, which ends everything in it, and take away its control groups."""
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+        time.sleep(0.2)
+        for pattern in ("*/system.slice/*/", "*/system.slice", "*/init.scope"):
+            for group in Path("/sys/fs/cgroup").glob(pattern):
+                with contextlib.suppress(OSError):  # somebody else's, who is in it
+                    group.rmdir()
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
+    machine = Machine(tmp_path / "machine")
+    yield machine
+    machine.end()
+
+
+async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
+    machine: Machine, edge: FakeEdge, tmp_path: Path
+) -> None:
+    old = install(build(tmp_path / "dist-a"), tmp_path / "a").parent
+    new = install(build(tmp_path / "dist-b", source_of(tmp_path / "source", NEWER)), tmp_path / "b").parent
+    machine.switch(old)
+    await machine.is_up()
+    program = "/opt/gpupool-agent/current/bin/gpupool-agent"
+    await machine.command(program, "join", "--edge", edge.url, "--host", "h1", "--join-token", TOKEN)
+    agent = AgentProcess(edge, machine.folder / "lib" / "gpupool-agent", "plain")
+    try:
+        await machine.command("systemctl", "start", NAME)
+        await edge.until(lambda: edge.observed)
+        await edge.want(job(COUNT, units=agent.units[:1]))
+        await edge.until(lambda: edge.log("run-1").count("\n") > 3)
+        before = agent.shim("run-1")
+
+        async def goes_on(version: str) -> None:
+            """By an agent of ``version``, whose report is new: the same process of the same run, and its log."""
+            heard, lines = len(edge.observed), edge.log("run-1").count("\n")
+            await edge.until(lambda: len(edge.observed) > heard + 1)
+            assert edge.observed[-1].agent_version == version
+            assert (await edge.until_state("run-1", "running")).run == "run-1"
+            assert agent.shim("run-1") == before
+            await edge.until(lambda: edge.log("run-1").count("\n") > lines + 3)
+
+        main = int(await machine.asked("MainPID"))
+        await machine.command("systemctl", "restart", NAME)
+        assert int(await machine.asked("MainPID")) not in (0, main)
+        await goes_on(AGENT_VERSION)
+
+        machine.switch(new)
+        await machine.command("systemctl", "restart", NAME)
+        await goes_on(NEWER)
+
+        await machine.command("systemctl", "kill", "--kill-who=main", f"--signal={signal.SIGKILL.value}", NAME)
+        await goes_on(NEWER)
+        assert int(await machine.asked("NRestarts")) == 1
+
+        await machine.command("systemctl", "stop", NAME)
+        assert await machine.asked("ActiveState") == "inactive"
+        lines = (await machine.command("ps", "-eo", "args")).splitlines()
+        assert [line for line in lines if "line $n" in line], "the workload outlives the service"
+        await machine.command("systemctl", "start", NAME)
+        await goes_on(NEWER)
+
+        for pid in (await machine.asked("MainPID"), *(await machine.command("pgrep", "--full", "line [$]n")).split()):
+            status = await machine.command("cat", f"/proc/{pid}/status")
+            bound = int(status.split("CapBnd:", 1)[1].split()[0], 16)
+            assert not [bit for bit in (SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN) if bound >> bit & 1]
+    finally:
+        agent.clean_up()
