@@ -126,6 +126,10 @@ def _parser() -> argparse.ArgumentParser:
         "--most-processes", type=_whole(16, 999_999), default=MOST_PROCESSES, help="of one workload, 16 to 999999"
     )
     run.add_argument(
+        "--most-tmp", type=_whole(16, 999_999), default=0, metavar="MIB",
+        help="of one workload's temporary files, 16 to 999999: one that writes more is stopped; default: while the disk has room",
+    )  # fmt: skip
+    run.add_argument(
         "--address",
         type=_address,
         default=None,
@@ -308,7 +312,7 @@ def _run(options: argparse.Namespace) -> int:
         raise StateError("--reach: only with --network internet; allowed without it: none")
     options.edge = options.edge or _edge_joined_at(options.state)
     stop, own = options.on_exit == "stop", dict(options.diagnostic)
-    started = Options(options.edge, options.join_token, host, options.sample_seconds, stop, own)
+    started = Options(options.edge, options.join_token, host, options.sample_seconds, stop, own, options.most_tmp)
     asyncio.run(_keep(started, state, models, options))
     return 0
 

@@ -43,6 +43,7 @@ from agent.protocol import (
 )
 from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.runs import Run, Runs, boottime, declared_load
+from agent.scratch import Scratch
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json
 from agent.strays import Known, Strays
@@ -71,6 +72,7 @@ class Options:
     sample_seconds: float
     stop_on_exit: bool
     diagnostics: Mapping[str, list[str]] = field(default_factory=dict)  # the operator's own, by name
+    most_tmp_mib: int = 0  # of one run's temporary files; 0: as long as the disk has room
 
 
 class Agent:
@@ -103,6 +105,7 @@ class Agent:
         self._inventory = dataclasses.replace(self._inventory, diagnostics=sorted(options.diagnostics))
         self._geometries = Geometries(state, meter, hardware, runs.locks_folder, self._take_over)
         self._host_notes = notes
+        self._scratch = Scratch(runs, options.most_tmp_mib << 20)
         self._strays = Strays()
         self._clean = Clean(state.folder / "units.json", boot_id())
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
@@ -152,6 +155,7 @@ class Agent:
                 self._watch_homes(),
                 self._watch_diagnostics(),
                 self._watch_geometries(),
+                self._scratch.watch(),
             )
             tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
             ended: asyncio.Task[object] = asyncio.create_task(stopped.wait())

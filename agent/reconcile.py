@@ -73,12 +73,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Stop:
-    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed."""
+    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed. ``why``: in words."""
 
     run: str
     outcome: str
     grace_seconds: float
     whatever: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -349,6 +349,9 @@ class Runs:
         return found
 
     def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
+        told = (read_json(run.folder / "order.json") or {}).get("stop") or {}
+        if not ended.get("error") and told.get("why") and told["outcome"] == ended["outcome"]:
+            ended = {**ended, "error": told["why"]}
         run.ended = ended
         if ended.get("error"):
             log.warning("run %s ended as %s: %s", run.id, ended["outcome"], ended["error"])
@@ -357,7 +360,8 @@ class Runs:
         self.cgroups.remove(run.about["mark"])
         self.network.leave(run.about["mark"])
         (run.folder / "in" / "secret").unlink(missing_ok=True)
-        self.trash.throw(run.folder / "tmp")
+        for name in ("tmp", "out"):
+            self.trash.throw(run.folder / name)
         (run.folder / "spec.json").unlink(missing_ok=True)
 
     def _acknowledgement(self, run: Run) -> os.stat_result | None:
@@ -634,7 +638,9 @@ class Runs:
     def stop(self, order: Stop) -> None:
         """TERM now, KILL after the grace, by the shim."""
         run = self.runs[order.run]
-        stop = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
+        stop: dict[str, Any] = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
+        if order.why:
+            stop["why"] = order.why
         self._order(run, stop=stop)
         run.stop_ordered = True
 

@@ -302,6 +302,7 @@ REASONS: dict[str, Sentence] = {
     "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
     "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
+    "out_of_disk": lambda f: "Its temporary files took more of its host's disk than there is for it, so it was stopped.",
     "gpu_error": lambda f: (
         f"{_failed_gpu(f)}, and it ran on that GPU."
         if f.get("host") and f.get("event")
@@ -707,6 +708,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "dependency_never_met": ("cancelled", "Never its turn", "ended"),
 }
 
+    "out_of_disk": ("failed", "Out of disk", "failed"),
 
 def state_word(workload: Workload, by: str = "") -> tuple[str, str, str]:
     """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""

@@ -18,7 +18,7 @@ COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTE
 LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED)
 HOSTS_OWN = (Code.PROLOG_FAILED, Code.HOST_FULL)  # of the operator's program, of the disk: costs the workload nothing but time
 PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put right
-ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.KILLED_AT_GRACE)
+ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.OUT_OF_DISK, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
 MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
 AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work

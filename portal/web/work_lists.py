@@ -42,7 +42,7 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         "Failed",
         {
             "state": WorkloadState.ENDED,
-            "outcome__in": ["failed", "out_of_memory", "gpu_error", "host_lost", "start_failed"],
+            "outcome__in": ["failed", "out_of_memory", "out_of_disk", "gpu_error", "host_lost", "start_failed"],
         },
     ),
 }

@@ -14,6 +14,7 @@ import pytest
 
 from agent import processes
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
+from agent.scratch import UNCOUNTED, to_stop
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -111,13 +112,60 @@ async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_tak
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
 
 
-async def test_a_workload_that_filled_the_disk_is_stopped_and_leaves_room(edge: FakeEdge, agent: AgentProcess) -> None:
-    run = await running(edge, "echo begun; sleep 0.5; dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300")
-    await edge.until(lambda: is_full(edge))
-    await asyncio.sleep(1.0)
-    await edge.change(run, verb="stop", code="cancelled")
-    assert (await edge.until_state(run, "ended")).outcome == "cancelled"
+FILLERS = {
+    "a file": "dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300",
+    "and minds no word": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
+    "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
+    "beside its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
+    "far down": "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR; for i in $(seq 300); do mkdir e; cd e; done; "
+    "dd if=/dev/zero of=fill bs=4k; sleep 300",
+}
+
+
+@pytest.mark.parametrize("filler", FILLERS.values(), ids=FILLERS)
+async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its_neighbour_goes_on(
+    edge: FakeEdge, agent: AgentProcess, filler: str
+) -> None:
+    neighbour = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1k count=64; sleep 300", generation=2)
+    run = await running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
+    ended = await edge.until_state(run, "ended", 30.0)
+    assert ended.outcome == "out_of_disk" and "its temporary files took the most of it: " in ended.step, ended
     await edge.until(lambda: not is_full(edge))
+    await asyncio.sleep(2.0)
+    assert (await edge.until_state(neighbour, "running")).outcome == ""
+    await edge.want(job("exit 0", generation=4))
+    assert (await edge.until_state("run-4", "ended")).outcome == "finished"
+
+
+async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_stopped(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    agent = await make_agent("--most-tmp", "16")
+    neighbour = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1M count=8; sleep 300", generation=2)
+    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/large bs=1M count=24; sleep 300", generation=3)
+    ended = await edge.until_state(run, "ended", 30.0)
+    assert (ended.outcome, ended.step) == ("out_of_disk", "its temporary files took 24 MiB; allowed on this host: 16 MiB")
+    assert (await edge.until_state(neighbour, "running")).outcome == ""
+    await agent.kill()
+    heard = len(edge.observed)
+    await agent.start()
+    assert [seen.step for seen in edge.observed[heard].runs if seen.run == run] == [ended.step], "the next agent knows why, too"
+
+
+@pytest.mark.parametrize(
+    ("taken", "free", "most", "stopped"),
+    [
+        ({"a": 3 << 30, "b": 5 << 30}, 1 << 30, 0, ["b"]),
+        ({"a": 3 << 30, "b": 5 << 30}, 5 << 30, 0, []),  # the disk has room
+        ({"a": 1 << 30, "b": 1 << 30}, 1 << 30, 0, []),  # 3 GiB lack: others filled it
+        ({"a": 2 << 30, "b": 2 << 30}, 1 << 30, 0, ["a"]),  # each too little, but together they did it
+        ({"a": 3 << 30, "b": UNCOUNTED}, 1 << 30, 0, ["b"]),
+        ({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 100 << 30, 2 << 30, ["a", "b"]),
+        ({}, 0, 1, []),
+    ],
+)
+def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], free: int, most: int, stopped: list[str]) -> None:
+    assert list(to_stop(taken, free=free, total=1 << 40, most=most)) == stopped
 
 
 async def test_a_stop_that_can_not_be_written_is_carried_out_by_the_end_of_the_lease(

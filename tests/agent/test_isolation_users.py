@@ -71,15 +71,15 @@ async def until_there(agent: AgentProcess, name: bytes) -> int:
 
 
 async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(edge: FakeEdge, agent: AgentProcess) -> None:
-    command = (
-        "echo 1 > ~/f; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; echo 1 > /run/gpupool/out/f; cat $GPUPOOL_NOTICE; id -un"
-    )
+    command = "echo 1 > ~/f; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; cat $GPUPOOL_NOTICE; id -un"
     assert "ada" in await output(edge, command, **OF_BLUE)
     homes = agent.state / "homes"
     for path in (homes / "ada", homes / "ada" / "f", homes / ".checkpoints" / "workload-1" / "f"):
         assert path.stat().st_uid == path.stat().st_gid == BLUE
-    assert (agent.state / "runs" / "run-1" / "out" / "f").stat().st_uid == BLUE
     assert (agent.state / "runs" / "run-1" / "in").stat().st_uid == 0
+    await edge.want(job("echo 1 > /run/gpupool/out/f; echo begun; sleep 300", generation=2, **OF_BLUE))
+    await edge.until(lambda: "begun" in edge.log("run-2"))
+    assert (agent.state / "runs" / "run-2" / "out" / "f").stat().st_uid == BLUE
 
 
 async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -1,0 +1,153 @@
+"""What runs write on this host's own disk while they run: their ``/tmp``, and the folder that they answer from.
+
+Nothing that every host has holds a folder to a size, so it is measured, and a run that takes too much is stopped: one that goes
+over the limit that the operator set, and the largest when the disk runs low, before there is no room for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from agent import processes
+from agent.reconcile import Stop
+from agent.runs import LEAST_FREE_BYTES, SYSTEM_PATH, Run, Runs
+
+log = logging.getLogger("agent.scratch")
+
+OUTCOME = "out_of_disk"
+LOOK_SECONDS = 0.5  # how often the disk's room is looked at
+EVERY_SECONDS = 10.0  # how often runs are measured for their limit while the disk has room
+MEASURE_SECONDS = 10.0  # for one run: what takes longer to count counts as the largest
+GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
+SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
+LOW_SHARE, MOST_LOW_BYTES = 0.05, 4 << 30  # of the disk: with less room than both it runs low
+BLOCK = 512  # bytes; what st_blocks counts in
+UNCOUNTED = 1 << 62
+
+
+def low(total: int) -> int:
+    """With less room than this a disk of ``total`` bytes runs low; never less than new work needs to start."""
+    return max(LEAST_FREE_BYTES, min(MOST_LOW_BYTES, int(total * LOW_SHARE)))
+
+
+def to_stop(taken: dict[str, int], *, free: int, total: int, most: int) -> dict[str, str]:
+    """Which runs have to go, each with the reason in words. ``taken``: bytes by run, of those that may be stopped; ``most``: the
+    limit of one, 0 for none.
+
+    On a disk that runs low it is the largest, unless all of them together do not hold what lacks: then others filled it.
+    """
+    over = {
+        run: f"its temporary files took {_mib(took)}; allowed on this host: {_mib(most)}"
+        for run, took in taken.items()
+        if 0 < most < took
+    }
+    lacking = low(total) - free
+    if over or lacking <= 0 or sum(taken.values()) < lacking:
+        return over
+    largest = max(taken, key=lambda run: taken[run])
+    return {largest: f"the disk of the host was nearly full, and its temporary files took the most of it: {_mib(taken[largest])}"}
+
+
+def _mib(size: int) -> str:
+    return "more than could be counted" if size >= UNCOUNTED else f"{size >> 20} MiB"
+
+
+class Scratch:
+    """Watches the runs of one host. ``most_bytes``: of one run; 0: as long as the disk has room."""
+
+    def __init__(self, runs: Runs, most_bytes: int) -> None:
+        self._runs = runs
+        self._most = most_bytes
+        self._measured_at = 0.0
+        self._stopped: dict[str, float] = {}  # by run, when it was seen to have ended; 0 while it has not
+
+    async def watch(self) -> None:
+        """For ever; ends no run but those that take too much."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look(time.monotonic())
+            except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # no process or thread is to be had, say
+                log.error("what runs take of the disk can't be measured: %s", problem)
+
+    async def look(self, now: float) -> None:
+        """Measure what is due to be, and stop who takes too much. ``now``: monotonic seconds."""
+        disk = shutil.disk_usage(self._runs.state.folder)
+        runs_low = disk.free < low(disk.total) and not self._waits_for_room(now)
+        if not runs_low and not (self._most and now - self._measured_at >= EVERY_SECONDS):
+            return
+        self._measured_at = now
+        there = [run for run in self._runs.runs.values() if run.state == "running"]
+        taken = await asyncio.to_thread(measure, there)
+        free = disk.free if runs_low else disk.total
+        for name, why in to_stop(taken, free=free, total=disk.total, most=self._most).items():
+            run = self._runs.runs.get(name)
+            if run is not None and run.state == "running":
+                log.warning("run %s is stopped: %s", name, why)
+                self._stopped[name] = 0.0
+                self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why))
+
+    def _waits_for_room(self, now: float) -> bool:
+        """Is one that was stopped still there, or what it wrote? Then nobody else is blamed yet."""
+        for name, ended_at in list(self._stopped.items()):
+            run = self._runs.runs.get(name)
+            if ended_at and now - ended_at > SETTLE_SECONDS:
+                del self._stopped[name]
+            elif not ended_at and (run is None or run.ended):
+                self._stopped[name] = now
+        return bool(self._stopped)
+
+
+def measure(runs: Iterable[Run]) -> dict[str, int]:
+    """Bytes on the disk, by run. Takes as long as the disk does: not for the event loop."""
+    everything = processes.scan()
+    found = {}
+    for run in runs:
+        below = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
+        found[run.id] = _in_folders(run.folder) + _without_name(run.folder, [each.pid for each in below])
+    return found
+
+
+def _in_folders(folder: Path) -> int:
+    """Links are not followed and other file systems not entered; files that vanish meanwhile are no mistake."""
+    try:
+        done = subprocess.run(
+            ["du", "-s", "-x", "-c", "-k", "--", str(folder / "tmp"), str(folder / "out")],
+            capture_output=True, timeout=MEASURE_SECONDS, env={"PATH": SYSTEM_PATH, "LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return UNCOUNTED
+    total = done.stdout.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
+    return int(total) << 10 if total.isdigit() else 0
+
+
+def _without_name(folder: Path, pids: Iterable[int]) -> int:
+    """Of files that were removed and are still open: they take their room as before."""
+    device = os.stat(folder).st_dev
+    sizes = {
+        seen.st_ino: seen.st_blocks * BLOCK
+        for seen in _open_files(pids)
+        if seen.st_dev == device and seen.st_nlink == 0 and stat.S_ISREG(seen.st_mode)
+    }
+    return sum(sizes.values())
+
+
+def _open_files(pids: Iterable[int]) -> Iterator[os.stat_result]:
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+        for name in names:
+            try:
+                yield os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
