@@ -93,7 +93,8 @@ class Launcher(Protocol):
     - The argv that ``launch`` gives stays in the foreground until the workload's last process has ended, and ends with its exit
       code (128 + N for signal N). All of the workload's processes are its descendants, so that the shim can count, signal and
       end them, or, where a service starts them elsewhere, members of the control groups that the shim was told of.
-    - It passes on the open descriptors it inherits (the GPU locks), standard output and error, and the environment it is given.
+    - It passes on the open descriptors it inherits (the GPU locks), standard output and error, and gives the workload its
+      environment. No program that runs outside of the sandbox gets that: a loader obeys it (LD_PRELOAD).
     - TERM to the workload's own processes reaches them; KILL to the argv's process ends everything below it.
     - Of GPU device nodes the workload sees ``box.devices`` and no other; of files what ``Box`` names, at the paths of ``view``.
     - With ``box.user`` nothing of the workload runs as another user of the host, and it can't become one.
@@ -373,17 +374,21 @@ def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
     )
     launch = launcher.launch(box)
     spec = entering(launcher, launch)
+    argv, given = launch.argv, -1
     try:
+        if isinstance(launcher, Bubblewrap):
+            argv, given = shim.handed_in(argv, {"LANG": "C.UTF-8"})
         if user is not None:
             for name in ("home", "checkpoint", "outbox", "tmp"):
                 os.chown(folders[name], user, user)
         done = subprocess.run(
-            launch.argv,
+            argv,
             capture_output=True,
             text=True,
             timeout=PROBE_SECONDS,
             check=False,
             stdin=subprocess.DEVNULL,
+            pass_fds=[given] if given >= 0 else [],
             preexec_fn=lambda: shim.enter(spec),
         )
     except subprocess.SubprocessError as error:  # what went wrong between fork and exec comes without its reason
@@ -391,6 +396,8 @@ def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
     except OSError as error:
         return str(error)
     finally:
+        if given >= 0:
+            os.close(given)
         shutil.rmtree(folder, ignore_errors=True)
     return (
         "" if done.stdout == "works\n" else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

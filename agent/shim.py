@@ -41,6 +41,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS = 0x20000
 CLONE_NEWNET = 0x40000000
+MFD_NOEXEC_SEAL = 8
 MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701  # ioctl_ns(2)
@@ -215,6 +216,27 @@ def enter(spec: dict[str, Any]) -> None:
         checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if spec.get("own_sockets"):
         keep_to_own_sockets(libc)
+
+
+def handed_in(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
+    """(``argv`` of a sandbox that gives ``env`` to its workload, descriptor from which it reads that). Raises ValueError.
+
+    bwrap itself still stands outside, as whoever the agent is: what of ``env`` speaks to the loader (LD_PRELOAD) must not reach
+    it, and as an argument everybody on the host would read it.
+    """
+    words: list[bytes] = []
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:  # a NUL would end the value, and begin an option
+            raise ValueError(f"{name!r} can't be in an environment")
+        words += [b"--setenv", os.fsencode(name), os.fsencode(value)]
+    try:
+        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # a host may demand it
+    except OSError:  # Linux before 6.3
+        descriptor = os.memfd_create("environment", 0)
+    with open(os.dup(descriptor), "wb") as file:
+        file.write(b"".join(word + b"\0" for word in words))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return [argv[0], "--args", str(descriptor), *argv[1:]], descriptor
 
 
 def landlock_version() -> int:
@@ -695,8 +717,11 @@ class Shim:
         os.umask(0o077)
         enter(self.spec)
         os.chdir(self.spec.get("cwd") or "/")
-        argv = self.spec["argv"]
-        os.execvpe(argv[0], argv, self.spec["env"])
+        argv, env = self.spec["argv"], self.spec["env"]
+        if self.spec.get("launcher") == "bubblewrap":
+            argv, _ = handed_in(argv, env)
+            env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # by which the agent finds it
+        os.execvpe(argv[0], argv, env)
 
     def keep(self) -> None:
         """Until no process of the workload is left."""

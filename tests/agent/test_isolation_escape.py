@@ -7,12 +7,13 @@ import contextlib
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent import shim
+from agent import processes, shim
 from agent.launchers import Box, Bubblewrap, Plain, entering, open_sockets
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -219,6 +220,37 @@ def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: py
 
 def box(folder: Path) -> Box:
     return Box(["true"], "ada", folder, folder, folder, folder, folder, folder)
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_what_an_environment_says_to_the_loader_is_heard_inside_of_the_sandbox_alone(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
+    """The program that makes the sandbox stands outside, as the agent or the team: LD_PRELOAD there would be code of the owner's
+    on the host. The loader's own account of what it does shows whom it listens to, without a library to load."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as outside:
+        Path(outside).chmod(0o1777)
+        loader = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{outside}/loader"}
+        subprocess.run(["true"], env=loader, check=True)
+        assert [path.unlink() for path in Path(outside).iterdir()], "the loader of this machine would say it"
+        await edge.want(job("echo hears $LD_DEBUG", environment=loader, **who))  # type: ignore[arg-type]
+        await edge.until_state("run-1", "ended")
+        await edge.until(lambda: "hears files" in edge.log("run-1") and "calling init" in edge.log("run-1"))
+        assert not list(Path(outside).iterdir())
+
+
+async def test_an_environment_is_not_shown_to_other_people_of_the_host(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("echo $TOKEN; sleep 300", environment={"TOKEN": "a-token-of-ada"}))
+    await edge.until(lambda: edge.log("run-1") == "a-token-of-ada\n")
+    tree = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+    told = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in tree]
+    assert any(b"--args" in words for words in told) and not any(b"a-token-of-ada" in words for words in told)
+
+
+@pytest.mark.parametrize("wrong", [{"A": "x\0--bind\0/\0/mnt"}, {"A\0--bind": "x"}, {"A=B": "x"}, {"": "x"}])
+def test_a_sandbox_takes_no_option_out_of_an_environment(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="can't be in an environment"):
+        shim.handed_in(["bwrap", "true"], wrong)
 
 
 @pytest.mark.parametrize("who", WHO)
