@@ -105,25 +105,26 @@ def first_of_last_month(now: datetime) -> datetime:
     return datetime(year, month, 1, tzinfo=UTC)
 
 
-def make(now: datetime, this_machine: Sequence[str] = ()) -> dict[str, Any]:
+def make(now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True) -> dict[str, Any]:
     """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
 
     ``this_machine``: the models of the GPUs that this machine really has, one entry per GPU; with any, the first host of the
-    shared pool is this machine, and each team is guaranteed a part of its GPUs.
+    shared pool is this machine, and each team is guaranteed a part of its GPUs. ``with_history``: a simulated past will be loaded,
+    and every page says until when it reaches.
     Returns ``{"sign_ins": [...], "agents": [...]}``; passwords are there only on the call that made them.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():
         with transaction.atomic():
-            sign_ins = _make_everything(now)
+            sign_ins = _make_everything(now, now if with_history else None)
             if this_machine:
                 _add_this_machine(this_machine, now)
     return {"sign_ins": sign_ins, "agents": _agents(now)}
 
 
-def _make_everything(now: datetime) -> list[dict[str, str]]:
+def _make_everything(now: datetime, past_until: datetime | None) -> list[dict[str, str]]:
     Organisation.objects.create(
-        name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR", simulated_history_until=now
+        name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR", simulated_history_until=past_until
     )
     teams = _teams_and_projects(now)
     pools = _pools(teams, now)

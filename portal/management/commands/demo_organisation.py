@@ -21,9 +21,11 @@ class Command(BaseCommand):
         parser.add_argument(
             "--this-machine", default="", help="models of this machine's real GPUs, commas between: one each"
         )
+        parser.add_argument("--no-history", action="store_true", help="it gets no simulated past, and says of none")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        made = organisation.make(timezone.now(), [m for m in options["this_machine"].split(",") if m])
+        here = [model for model in options["this_machine"].split(",") if model]
+        made = organisation.make(timezone.now(), here, with_history=not options["no_history"])
         out: Path = options["out"]
         out.touch(mode=0o600)
         out.write_text(json.dumps(made, indent=2))

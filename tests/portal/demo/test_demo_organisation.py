@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from portal.demo import organisation
+from portal.models import User
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, Quota
 from telemetry.models import Price
@@ -48,3 +51,11 @@ def test_made_again_it_only_gives_new_join_tokens() -> None:
     assert len(second["sign_ins"]) == 0
     assert [agent["name"] for agent in first["agents"]] == [agent["name"] for agent in second["agents"]]
     assert first["agents"][0]["join_token"] != second["agents"][0]["join_token"]
+
+
+@pytest.mark.parametrize("with_history", [True, False])
+def test_pages_speak_of_a_simulated_past_only_where_there_is_one(with_history: bool) -> None:
+    organisation.make(NOW, with_history=with_history)
+    client = Client()
+    client.force_login(User.objects.get(username="operator"))
+    assert ("is simulated history" in client.get(reverse("fleet")).content.decode()) == with_history
