@@ -242,7 +242,7 @@ def how_it_ended(piece: Piece, user: User) -> str:
     if workload.state != WorkloadState.ENDED:
         return ""
     behind: dict[str, Any] = {}
-    if piece.stop is not None:
+    if piece.stop is not None or workload.outcome == "cancelled":
         behind = who_stopped(piece, user)
     elif piece.move is not None and piece.move.code == workload.outcome:
         behind = piece.move.numbers
@@ -308,12 +308,12 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     if workload.state == WorkloadState.NOTICE:
         by = f" It is gone by {wording.moment(workload.gone_by)}." if workload.gone_by else ""
         what_for = "and leaves its host" if piece.move else "to make room"
-        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {_why_it_goes(piece, user)}{by}"}
+        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {why_it_goes(piece, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
         if piece.stop is not None:
             by = "you" if piece.stop.user_id == user.pk else piece.stop.name
             return {"text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."}
-        return {"text": f"It is being stopped. {_why_it_goes(piece, user)}".strip()}
+        return {"text": f"It is being stopped. {why_it_goes(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
             "warn": True,
@@ -335,7 +335,7 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
             if since
             else "It wrote no checkpoint and begins anew."
         )
-        return {"text": f"{_why_it_goes(piece, user)} {resumes}".strip()}
+        return {"text": f"{why_it_goes(piece, user)} {resumes}".strip()}
     end = piece.ends_at
     if workload.state == WorkloadState.RUNNING and end is not None and timedelta(0) < end - now < timedelta(minutes=15):
         return {
@@ -355,7 +355,7 @@ def borrowed(piece: Piece) -> str:
     return wording.borrows(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
 
 
-def _why_it_goes(piece: Piece, user: User) -> str:
+def why_it_goes(piece: Piece, user: User) -> str:
     """For whom it makes room, as far as the viewer may know, or why else it is stopped."""
     if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
         return wording.reason(piece.move.code, piece.move.numbers, user)

@@ -17,12 +17,11 @@ from django.views.decorators.http import require_POST
 
 from portal import policy, wording
 from portal.models import User
-from portal.selectors import arrays, moves, use, work
-from portal.selectors.moves import Move
+from portal.selectors import arrays, use, work
 from portal.selectors.work import Piece
 from portal.services import workloads as verbs
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
-from portal.web import home_cards, live
+from portal.web import attempts, home_cards, live
 from portal.web.access import carry_out, found, signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.work_actions import workload_of
@@ -226,13 +225,13 @@ def tab_context(
     if tab == "log":
         context |= _log_tab(request, workload, user)
     elif tab == "attempts":
-        context["attempts"] = [_attempt(found, piece, user) for found in work.attempts(workload)]
+        context["attempts"] = attempts.rows(piece, user)
     elif tab == "use":
         context |= _use_tab(workload, now)
     elif tab == "cost":
         context |= _cost_tab(workload, piece, currency)
     else:
-        context["decisions"] = _decisions(workload, user)
+        context["decisions"] = attempts.decisions(workload, user)
     return context | {"refresh_every": _refresh_every(tab, workload, context)}
 
 
@@ -272,36 +271,6 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
         else f"Attempt {run.attempt} on {run.host.name}"
     )
     return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
-
-
-def _attempt(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
-    runs: list[Run] = found["runs"]
-    first = runs[0]
-    outcome = next((run.outcome for run in runs if run.outcome), "")
-    numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None), "ran": True}
-    if piece.stop is not None and found["number"] == piece.workload.attempt:
-        numbers |= home_cards.who_stopped(piece, user)
-    move: Move | None = found["move"]
-    why = wording.reason(outcome, numbers, user) if outcome else ""
-    if move is not None:
-        why = f"{wording.reason(move.code, move.numbers, user)} {'' if outcome == move.code else why}".strip()
-    ended = first.ended_at
-    began = first.running_at or first.starting_at or first.placed_at
-    return {
-        "number": found["number"],
-        "where": home_cards.where(found["held"]) or ", ".join(run.host.name for run in runs),
-        "what": home_cards.holds(found["held"]),
-        "placed_at": first.placed_at,
-        "running_at": first.running_at,
-        "ended_at": ended,
-        "lasted": duration(ended - began) if ended else "",
-        "state": home_cards.ended_state(outcome, ran=True) if ended else str(first.state),
-        "word": wording.OUTCOMES.get(outcome, ("", "Ended", ""))[1] if ended else "",
-        "why": why,
-        "checkpoint_at": max((run.checkpoint_at for run in runs if run.checkpoint_at), default=None),
-        "uuids": [unit.uuid for unit in found["held"]],
-        "runs": runs,
-    }
 
 
 def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
@@ -382,27 +351,6 @@ def _most(workload: Workload, piece: Piece, currency: str) -> str:
     if piece.price_per_hour is None:
         return "unknown" if workload.state != WorkloadState.ENDED else "–"
     return money(rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
-
-
-def _decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
-    words = {
-        "placed": "Placed",
-        "evicted": "Told to make room",
-        "refused": "Waits",
-        "restarted": "All of it starts again",
-        "ended": "All of it ends",
-        "moved": "Told to leave its host",
-    }
-    return [
-        {
-            "at": decision.at,
-            "word": words[decision.kind],
-            "text": wording.decision(decision.kind, decision.code, decision.numbers, user),
-            "code": decision.code,
-            "place": wording.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
-        }
-        for decision in moves.decisions(workload, 100)
-    ]
 
 
 # -- shared with notebooks ---------------------------------------------------------------------------------------------

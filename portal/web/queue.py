@@ -143,40 +143,6 @@ def sooner(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 
 
 @signed_in
-def why(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Why this one waits: what blocks it, what would start sooner, and how the teams of its pool stand."""
-    user, now = viewer(request), timezone.now()
-    workload = workload_of(request, public_id)
-    found = reads.why(workload, user, now)
-    context = {
-        "workload": workload,
-        "url": home_cards.page_of(workload),
-        "asked": home_cards.asked(workload),
-        "is_waiting": workload.state == WorkloadState.QUEUED,
-        "expected": _expected(workload, found, now),
-        "record": wording.past_starts(found.starts.past(workload.pool_id)) if workload.expected_start else "",
-        "reason": wording.never_starts(found.never.code, found.never.numbers, user)
-        if found.never
-        else wording.why_waits(workload, user),
-        "detail": detail(workload, found, user, now),
-    }
-    return live.page(
-        request,
-        "work/why.html",
-        "work/why_part.html",
-        context,
-        topics=[f"workload:{workload.public_id}", "queue"],
-        now=now,
-    )
-
-
-def _expected(workload: Workload, found: reads.Why, now: datetime) -> str:
-    if found.never is None:
-        return wording.likely_start(workload.expected_start, found.starts.likely(workload), now)
-    return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"
-
-
-@signed_in
 def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
     """Why another workload goes first, or went: the rule that decides between the two, with its numbers."""
     user, now = viewer(request), timezone.now()

@@ -13,6 +13,7 @@ from portal.web import (
     search,
     styleguide,
     volumes,
+    why,
     work_actions,
 )
 from portal.web.access import signed_in
@@ -38,7 +39,7 @@ urlpatterns = [
     path("workloads/<uuid:public_id>/extend/", work_actions.extend, name="workload-extend"),
     path("workloads/<uuid:public_id>/keep/", work_actions.keep, name="workload-keep"),
     path("workloads/<uuid:public_id>/relaunch/", work_actions.relaunch, name="workload-relaunch"),
-    path("workloads/<uuid:public_id>/why/", queue.why, name="why"),
+    path("workloads/<uuid:public_id>/why/", why.why, name="why"),
     path("workloads/<uuid:public_id>/why/<uuid:other>/", queue.why_them, name="why-them"),
     path("workloads/<uuid:public_id>/sooner/", queue.sooner, name="sooner"),
     path("reservations/<uuid:public_id>/", calendar_reservations.reservation, name="reservation"),

@@ -1,0 +1,67 @@
+"""The page that says why: of work that waits, runs, has to go or has ended it answers what applies."""
+
+from __future__ import annotations
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.urls import reverse
+from django.utils import timezone
+
+from scheduler.models import Allocation, Run, Workload
+from scheduler.services import hosts
+from telemetry.health import handle_events
+from telemetry.models import HealthEvent
+from tests.portal.web.work_samples import make_waiting, queue_job, run_job, signed_in
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+OF_WAITING_ALONE = ("What blocks it", "would start sooner", "Expected start", "Position")
+
+
+def page_of(world: World, workload: Workload) -> str:
+    return signed_in(world.vision.member).get(reverse("why", args=[workload.public_id])).content.decode()
+
+
+def test_what_runs_is_told_why_it_runs_there_and_nothing_of_waiting(world: World) -> None:
+    work = run_job(world, world.vision, "runs", host="alpha", gpus=[0, 1])
+    Workload.objects.filter(pk=work.pk).update(reason_code="free_within_guarantee")
+    page = page_of(world, work)
+    assert "Why runs runs where it does" in page
+    assert "It starts on free GPUs within its team&#x27;s guarantee." in page
+    assert "alpha" in page and "Waited at first" in page
+    assert not [words for words in OF_WAITING_ALONE if words in page]
+
+
+def test_what_has_to_go_is_told_for_what_it_goes(world: World) -> None:
+    work = run_job(world, world.vision, "goes", host="alpha", gpus=[0], preemptible=True)
+    assert hosts.drain_host(world.hosts["alpha"], reason="looking at fans", now=timezone.now())
+    page = page_of(world, work)
+    assert "Why goes has to go" in page
+    assert "Its host alpha is taken out of service: looking at fans." in page
+    assert "Told to leave its host" in page
+
+
+def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: World) -> None:
+    work = run_job(world, world.vision, "moved", host="alpha", gpus=[0], preemptible=True)
+    now = timezone.now()
+    HealthEvent.objects.create(
+        host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=0), event_id="1", source="xid",
+        code="xid:79", at=now, received_at=now,
+    )  # fmt: skip
+    handle_events(now)
+    Run.objects.filter(workload=work).update(state="ended", outcome="checkpointed", ended_at=now)
+    Allocation.objects.filter(workload=work).update(period=DateTimeTZRange(work.started_at, now))
+    Workload.objects.filter(pk=work.pk).update(state="queued", stop_requested="")
+    page = page_of(world, work)
+    assert "Why moved waits" in page and "What blocks it" in page
+    assert "GPU 0 of alpha failed (XID 79" in page and "Where it ran" in page
+
+
+def test_what_has_ended_is_told_how_and_what_never_ran_that(world: World) -> None:
+    ended = queue_job(world, world.vision, "over", state="ended", outcome="finished", attempt=1)
+    never = make_waiting(world, world.vision, "given up")
+    Workload.objects.filter(pk=never.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
+    assert "Why over ended" in (page := page_of(world, ended)) and "It finished." in page
+    assert "Why given up never ran" in (other := page_of(world, never)) and "It was taken out of the queue." in other
+    assert not [words for words in OF_WAITING_ALONE if words in page + other]
