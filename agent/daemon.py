@@ -263,7 +263,7 @@ class Agent:
             boot_id=self._boot_id,
             instance=self.state.identity.instance,
             sequence=sequence,
-            inventory=dataclasses.replace(self._inventory, notes=notes),
+            inventory=dataclasses.replace(self._inventory, notes=notes, disk_full=full),
             runs=self.runs.seen(),
             spooled_batches=len(self._spool.pending(0)),
             homes=self._homes_due,

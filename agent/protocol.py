@@ -115,6 +115,7 @@ class Inventory:
     address: str = ""  # where workloads of other hosts reach those of this one; empty: nowhere, or not known
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by GpuSeen.model; absent: can't be split
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics on this host
+    disk_full: bool = False  # it starts nothing new before there is room again
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,7 +322,11 @@ REASONS: dict[str, Sentence] = {
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
     "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
-    "host_full": lambda f: "The disk of its host is full. It is tried again, and none of its retries is used.",
+    "host_full": lambda f: (
+        f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
+        if f.get("hosts")
+        else "The disk of its host is full. It is tried again, and none of its retries is used."
+    ),
     "drained": lambda f: (
         f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
         if f.get("host") and f.get("event")
@@ -370,6 +374,13 @@ def _in_the_way(f: _Facts) -> str:
         f"maintenance begins on {_counted(serviced, 'GPU')} of them" if serviced else "",
     ]
     return " and ".join(word for word in words if word) or "others are promised them"
+
+
+def _full_disks(hosts: list[str], full: int) -> str:
+    """ "h3: its disk is full", "h3, h4 and 2 others: their disks are full"."""
+    others = full - len(hosts)
+    named = ", ".join(hosts) + (f" and {_counted(others, 'other')}" if others > 0 else "")
+    return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
 
 
 def _of_them(hosts: object) -> str:

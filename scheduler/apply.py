@@ -309,6 +309,8 @@ class _Applier:
             host = unit.gpu.host
             if not accepts_work(host.lease_state, host.admin_state, host.repair_state):
                 return f"host {host.name} takes no new work"
+            if host.disk_full:
+                return f"the disk of host {host.name} is full"
             pool = self.pools.get(host.pool_id)
             if pool is not None and is_weaker(host.isolation_level, pool.isolation):
                 return f"host {host.name} keeps workloads less apart than its pool demands"

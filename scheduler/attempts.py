@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,6 +21,9 @@ PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put righ
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.OUT_OF_DISK, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
 MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
+COULD_NOT_START = (Code.START_FAILED, *HOSTS_OWN)
+AVOIDED_FOR = timedelta(minutes=10)  # so long other hosts come first, after a start that failed
+MOST_AVOIDED = 16
 AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
 FIRST_BACK_OFF_SECONDS = 15
 LONGEST_BACK_OFF_SECONDS = 30 * 60
@@ -173,7 +176,7 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     if bad and gangs.is_gang(workload) and decided.code in (*LOST, *HOSTS_OWN, *ITS_OWN_FAULT):
         gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
-        _queue_again(workload, decided, now)
+        _queue_again(workload, decided, {**_avoided(workload, runs, now), **_where_saved(workload)}, now)
     else:
         _end(workload, decided, told, ended_at, hosts)
     nudge.engine()
@@ -188,15 +191,33 @@ def _its_reservation_is_over(workload: Workload, now: datetime) -> bool:
     ).exists()
 
 
-def _queue_again(workload: Workload, decided: Verdict, now: datetime) -> None:
-    """It keeps its place: its submission time is what the queue is ordered by."""
+def _avoided(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
+    """The hosts on which it could not start just now, beside those of a moment ago: others come first for a while."""
+    failed = [run.host_id for run in runs if run.outcome in COULD_NOT_START]
+    if not failed:
+        return {}
+    before = workload.avoids if workload.avoids_until is not None and now < workload.avoids_until else []
+    kept = [host for host in before if host not in failed]
+    return {"avoids": [*kept, *failed][-MOST_AVOIDED:], "avoids_until": now + AVOIDED_FOR}
+
+
+def _where_saved(workload: Workload) -> dict[str, object]:
+    """The homes that its last checkpoint lies in, where that is known: hosts that share them come first."""
+    if workload.checkpoint_at is None:
+        return {}
+    saved = Run.objects.filter(workload=workload, checkpoint_at__isnull=False).order_by("-checkpoint_at", "-pk")
+    return {"homes_id": saved.values_list("host__storage_id", flat=True).first()}
+
+
+def _queue_again(workload: Workload, decided: Verdict, where: Mapping[str, object], now: datetime) -> None:
+    """It keeps its place: its submission time is what the queue is ordered by. ``where``: what is to be known when it is placed."""
     change_state(
         workload, "state", old=WorkloadState(workload.state), new=WorkloadState.QUEUED, queued_at=now,
         not_before=now + timedelta(seconds=decided.wait_seconds) if decided.wait_seconds else None,
         failures=workload.failures + decided.failures, lost_attempts=workload.lost_attempts + decided.lost,
         evicted_by_id=workload.evicted_for_workload_id, evicted_for_workload=None, evicted_for_reservation=None,
         stop_requested="", gone_by=None, borrowed_slots=0, idle_warned_at=None, reason_code=str(decided.code),
-        reason_numbers={}, blockers=[],
+        reason_numbers={}, blockers=[], **where,
     )  # fmt: skip
 
 

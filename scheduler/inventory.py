@@ -294,5 +294,6 @@ def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any]) -> Non
         max(0, min(inventory.memory_mib, 2**31 - 1)),
     )
     host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
-    host.isolation_level = level_of(hardware["reported"])
-    host.save(update_fields=["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"])
+    host.isolation_level, host.disk_full = level_of(hardware["reported"]), inventory.disk_full
+    columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated", "disk_full"]
+    host.save(update_fields=columns)

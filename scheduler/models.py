@@ -188,6 +188,7 @@ class Host(models.Model):
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
+    disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)
     agent_instance = models.CharField(
@@ -519,6 +520,13 @@ class Workload(AskFields):
         models.BigIntegerField(), default=list, blank=True, help_text="units that others were told to leave for it"
     )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
+    homes = models.ForeignKey(
+        Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="its last checkpoint lies there"
+    )
+    avoids = ArrayField(
+        models.BigIntegerField(), default=list, blank=True, help_text="hosts on which it could not start: others come first"
+    )
+    avoids_until = models.DateTimeField(null=True, blank=True)
     stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
     gone_by = models.DateTimeField(
         null=True, blank=True, help_text="when one that was told to go is gone at the latest"

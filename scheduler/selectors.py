@@ -21,7 +21,7 @@ SLOTS = F("slots__endswith") - F("slots__startswith")
 
 def is_free(now: datetime) -> Q:
     """Of units: could be given to somebody at this moment: well, in service on a host that keeps workloads apart as its pool
-    demands, held by nobody and bound to no reservation."""
+    demands and whose disk has room, held by nobody and bound to no reservation."""
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
     in_service = Q(
@@ -29,6 +29,7 @@ def is_free(now: datetime) -> Q:
         gpu__host__lease_state=LeaseState.ALIVE,
         gpu__host__admin_state=AdminState.IN_SERVICE,
         gpu__host__repair_state=RepairState.WELL,
+        gpu__host__disk_full=False,
     )
     return ~Exists(held) & ~Exists(bound) & in_service & keeps_apart_enough("gpu__host")
 

@@ -360,6 +360,9 @@ class Moment:
             gate=code,
             gate_numbers=numbers,
             earmarked_units=tuple(sorted(row["earmarked_units"])),
+            avoids=tuple(sorted(row["avoids"])),
+            avoids_until=_seconds_or_none(row["avoids_until"]) or 0,
+            homes=row["homes_id"],
         )
 
     def running(self, row: Columns, held: Held) -> model.Running:
@@ -485,6 +488,8 @@ HOST_COLUMNS = (
     "repair_state",
     "isolation_level",
     "pool__isolation",
+    "disk_full",
+    "storage_id",
 )
 # The fields of model.Unit in their order, and whether it is retired. By hand: 16,000 rows through the ORM take four times as long.
 UNITS = """
@@ -538,6 +543,9 @@ QUEUED_COLUMNS = (
     "waits_for_arrays",
     "held_back",
     "array__most_at_once",
+    "avoids",
+    "avoids_until",
+    "homes_id",
 )
 
 
@@ -571,13 +579,15 @@ def _quota(
 
 def _host(
     pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, lease: str, admin: str, repair: str,
-    isolation: str, demanded: str,
+    isolation: str, demanded: str, disk_full: bool, storage: int | None,
 ) -> model.Host:  # fmt: skip
     open_ = accepts_work(lease, admin, repair)
     code = Code.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else Code.HOST_CLOSED
     if open_ and is_weaker(isolation, demanded):
         open_, code = False, Code.ISOLATION_TOO_WEAK
-    return model.Host(pk, name, pool, _pairs(labels), cpu, memory, open_, "" if open_ else str(code))
+    if open_ and disk_full:
+        open_, code = False, Code.HOST_FULL
+    return model.Host(pk, name, pool, _pairs(labels), cpu, memory, open_, "" if open_ else str(code), storage)
 
 
 def _reservation(row: Reservation, units: list[int]) -> model.Reservation:

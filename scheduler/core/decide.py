@@ -10,7 +10,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from scheduler.core import fit, preempt
-from scheduler.core.board import Board, both
+from scheduler.core.board import Board, Mask, both
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.limits import granted_kinds, leaves_room, may_use_spare, room_for, within_workload_cap
 from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Queued
@@ -18,6 +18,7 @@ from scheduler.core.ordering import Alike, expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
 from scheduler.core.waiting import Waiting
+from scheduler.core.wishes import places_in_order
 
 
 class Cycle:
@@ -35,18 +36,25 @@ class Cycle:
     # -- a start on free units --------------------------------------------------------------------------------------
 
     def start_on_free_units(self, queued: Queued) -> bool:
-        """Place a workload if it fits on units that are free now. The first kind in its order of preference wins."""
+        """Place a workload if it fits on units that are free now, where it had better go first. There the first kind in its order
+        of preference wins."""
         if self.board.ask_number(queued.ask) in self._nowhere and self.board.counts_tell(queued):
             return False  # nearly all of a full pool's queue: one look-up each
         granted = granted_kinds(self.board, queued)
         if not granted:
             return False
+        if not queued.avoids and queued.homes is None:
+            return self._start_among(queued, granted, None)
+        places = places_in_order(self.board.ground, queued, self.board.now)
+        return any(self._start_among(queued, granted, among) for among in places)
+
+    def _start_among(self, queued: Queued, granted: list[int], among: Mask | None) -> bool:
         for kind in fit.kinds_in_order(self.board, queued.ask):
             if kind not in granted or not leaves_room(self.board, queued, kind):
                 continue
-            units = self._free_units(queued, kind)
+            units = self._free_units(queued, kind) if among is None else self._units_among(queued, kind, among)
             if units is not None and not self._leaves_spare(queued, units) and queued.id in self.board.keepers:
-                units = self._units_kept_for(queued, kind)  # no spare capacity is touched on these
+                units = self._units_kept_for(queued, kind, among)  # no spare capacity is touched on these
             if units is not None and self._leaves_spare(queued, units):
                 self._start(queued, kind, units, room_for(self.board, queued, kind))
                 return True
@@ -80,9 +88,22 @@ class Cycle:
                 self._nowhere.add(number)
         return None
 
-    def _units_kept_for(self, queued: Queued, kind: int) -> list[int] | None:
+    def _units_among(self, queued: Queued, kind: int, among: Mask) -> list[int] | None:
+        """As ``_free_units``, of these units alone. What does not fit here may fit elsewhere."""
+        board, number = self.board, self.board.ask_number(queued.ask)
+        if board.counts_tell(queued) and (
+            (number, kind) in self._no_fit or (number, kind, fit.time_class(board, queued)) in self._no_fit
+        ):
+            return None
+        takeable = fit.takeable(board, queued)
+        return fit.choose(board, queued.ask, kind, both(board.free if takeable is None else takeable, among))
+
+    def _units_kept_for(self, queued: Queued, kind: int, among: Mask | None) -> list[int] | None:
         board, takeable = self.board, fit.takeable(self.board, queued)
-        return None if takeable is None else fit.choose(board, queued.ask, kind, both(takeable, ~board.free))
+        if takeable is None:
+            return None
+        kept = both(takeable, ~board.free)
+        return fit.choose(board, queued.ask, kind, kept if among is None else both(kept, among))
 
     def _start(self, queued: Queued, kind: int, units: list[int], room: Room) -> None:
         board = self.board

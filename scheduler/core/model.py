@@ -62,6 +62,7 @@ class Host:
     memory_mib: int = 0  # 0 means unknown: memory is then not checked
     accepts: bool = True
     closed_code: str = ""  # a reasons.Code value when accepts is False
+    homes: int | None = None  # its folder of homes: hosts with the same one share it; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,9 @@ class Queued:
     gate_numbers: tuple[tuple[str, Any], ...] = ()
     # Units it was promised by evictions on its behalf, gone or not, until it starts: nobody else gets them meanwhile.
     earmarked_units: tuple[int, ...] = ()
+    avoids: tuple[int, ...] = ()  # hosts on which it could not start, for which others come first
+    avoids_until: int = 0
+    homes: int | None = None  # the Host.homes that its last checkpoint lies in: hosts with these come first
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cached_property
 
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, both
+from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, Mask, both
 from scheduler.core.fairshare import NO_LIMIT
 from scheduler.core.limits import granted_kinds, leaves_own_room, leaves_room, room_for, within_caps
 from scheduler.core.model import Priority, Queued, Why
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import fits_empty, numbers
+
+MOST_NAMED = 5  # hosts in the numbers of a reason
 
 
 class Obstacles:
@@ -161,6 +164,10 @@ class Obstacles:
                 now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
                 ends = min(end for _, end in now_on)
                 return Code.HELD_FOR_MAINTENANCE, numbers(end=ends, start=min(start for start, _ in now_on))
+        full = [host for host in board.hosts if host.closed_code == Code.HOST_FULL]
+        if full and any(fits_empty(board, queued.ask, kind, self._well_or_full) for kind in kinds):
+            named = [host.name for host in full[:MOST_NAMED]]
+            return Code.HOST_FULL, numbers(full=len(full), hosts=named, need=queued.ask.total_units)
         codes = sorted({h.closed_code for h in board.hosts if not h.accepts and h.closed_code})
         closed = sum(not h.accepts for h in board.hosts)
         unwell = sum(not u.well for u in board.units)
@@ -169,6 +176,13 @@ class Obstacles:
         return Code.HOST_CLOSED, numbers(
             codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell, **too_weak
         )
+
+    @cached_property
+    def _well_or_full(self) -> Mask:
+        """The units that would take work if the disks of their hosts had room."""
+        board = self.board
+        open_ = np.array([h.accepts or h.closed_code == Code.HOST_FULL for h in board.hosts], dtype=np.bool_)
+        return both(board.ground.well, open_[board.host_of])
 
     def _promised_to_others(self, queued: Queued, kinds: list[int]) -> Why:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""

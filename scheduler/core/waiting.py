@@ -122,7 +122,7 @@ class Waiting:
                 start, held = self._start_in_kept_room(queued, kept)
         elif code == Code.BEHIND_OWN_TEAM:
             start, blockers = self._start_behind_own_team(queued)
-        elif code == Code.HOST_CLOSED:
+        elif code in (Code.HOST_CLOSED, Code.HOST_FULL):
             start = None
         else:
             start, blockers, held = self._start_on_units(queued, allowed)

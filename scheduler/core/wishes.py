@@ -1,12 +1,12 @@
-"""What an ask would rather have: labels it prefers, and places that share as little as can be. Wishes order the hosts that
-would do; they never keep work waiting."""
+"""What an ask would rather have: labels it prefers, and places that share as little as can be; and where a workload had better
+go by what became of its attempts before. Wishes order the hosts that would do; they never keep work waiting."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.ground import Ground, Ints
-from scheduler.core.model import Ask
+from scheduler.core.ground import Ground, Ints, Mask
+from scheduler.core.model import Ask, Queued
 
 
 def wished_for(ground: Ground, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
@@ -33,3 +33,22 @@ def apart(ground: Ground, hosts: Ints) -> Ints:
         turns.append(taken.get(rack, 0) if rack else 0)
         taken[rack] = taken.get(rack, 0) + 1
     return hosts[np.argsort(np.array(turns), kind="stable")]
+
+
+def places_in_order(ground: Ground, queued: Queued, now: int) -> list[Mask | None]:
+    """The units that a workload is tried on first, then those it is tried on where it does not fit there, and so on; None, the
+    last, stands for all of them. Away from hosts on which it could not start comes first: there no checkpoint is of use to it;
+    then hosts with the homes that its checkpoint lies in."""
+    well = [host.id not in queued.avoids for host in ground.hosts] if queued.avoids and now < queued.avoids_until else []
+    near = [host.homes == queued.homes for host in ground.hosts] if queued.homes is not None else []
+    found: list[Mask | None] = []
+    if any(near) and not (all(near) and all(well)):
+        found.append(_units_on(ground, [a and b for a, b in zip(near, well or near, strict=True)]))
+    if well and not all(well):
+        found.append(_units_on(ground, well))
+    return [*found, None]
+
+
+def _units_on(ground: Ground, hosts: list[bool]) -> Mask:
+    units: Mask = np.array(hosts, dtype=np.bool_)[ground.host_of]
+    return units

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from scheduler.core.model import (
     SLOTS_PER_GPU,
@@ -51,6 +52,8 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                 group = gpu // 4 if not cut else None
                 size = SLOTS_PER_GPU // PARTS[cut]
                 units.append(Unit(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group))
+    shares = random.Random(-seed)  # dice of their own, so that the rest is as it was without
+    rows = [replace(host, homes=shares.choice((None, 1, 2))) for host in rows]
     dice.shuffle(units)
     running = _running(dice, units, now)
     busy = {u for r in running for u in r.units}
@@ -78,7 +81,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         teams=tuple(Team(t, f"t{t}", t) for t in (1, 2, 3, 4)),
         quotas=tuple(quotas),
         decayed_use=tuple(DecayedUse(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
-        queued=tuple(_queued(dice, number, now) for number in range(1, waiting + 1)),
+        queued=tuple(_sent_on(shares, _queued(dice, number, now), hosts, now) for number in range(1, waiting + 1)),
         running=tuple(running),
         reservations=tuple(reservations),
         maintenance=tuple(closing),
@@ -120,6 +123,13 @@ def _running(dice: random.Random, units: list[Unit], now: int) -> list[Running]:
             )
         )
     return running
+
+
+def _sent_on(dice: random.Random, queued: Queued, hosts: int, now: int) -> Queued:
+    """Now and then what attempts before it leave: a host on which it could not start, homes with its checkpoint."""
+    avoids = (dice.randint(1, hosts),) if dice.random() < 0.2 else ()
+    homes = dice.choice((None, None, None, 1, 2))
+    return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), homes=homes)
 
 
 def _queued(dice: random.Random, number: int, now: int) -> Queued:

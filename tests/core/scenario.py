@@ -60,6 +60,7 @@ class Scenario:
         self.expected: dict[str, Any] = data.pop("expect")
         self.words: dict[str, str] = data.pop("words", {})
         self.unit_id: dict[str, int] = {}
+        self.host_id: dict[str, int] = {}
         self.teams = {name: number for number, name in enumerate(data["teams"], start=1)}
         self.snapshot = self._snapshot(data)
         assert not data, f"{path.name}: nothing reads {sorted(data)}"
@@ -80,6 +81,7 @@ class Scenario:
         units: list[Unit] = []
         for number, (name, row) in enumerate(data.pop("hosts").items(), start=1):
             hosts.append(self._host(number, name, dict(row)))
+            self.host_id[name] = number
             units += self._units(number, name, row)
         teams = data.pop("teams")
         models = sorted({unit.model for unit in units})
@@ -113,6 +115,7 @@ class Scenario:
             memory_mib=row.get("memory_gib", 0) * 1024,
             accepts="closed" not in row,
             closed_code=row.get("closed", ""),
+            homes=row.get("homes"),
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[Unit]:
@@ -194,6 +197,9 @@ class Scenario:
             gate=gate,
             gate_numbers=tuple(sorted(row.pop("gate_numbers", {}).items())),
             earmarked_units=tuple(sorted(self.unit_id[u] for u in row.pop("earmarked", []))),
+            avoids=tuple(sorted(self.host_id[name] for name in row.pop("avoids", []))),
+            avoids_until=at(row.pop("avoids_until", "0s")),
+            homes=row.pop("homes", None),
         )
         assert not row, f"workload {key}: nothing reads {sorted(row)}"
         return queued

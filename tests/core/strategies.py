@@ -177,7 +177,8 @@ class PoolMaker:
                     cpu_milli=choose.one_of(0, 32_000, 64_000),
                     memory_mib=choose.one_of(0, 256_000),
                     accepts=open_,
-                    closed_code="" if open_ else Code.HOST_CLOSED,
+                    closed_code="" if open_ else choose.one_of(Code.HOST_CLOSED, Code.HOST_FULL),
+                    homes=choose.one_of(None, 1, 2),
                 )
             )
             self._gpus(host)
@@ -350,6 +351,9 @@ class PoolMaker:
             evicted_by=choose.of([None, None, *(r.id for r in self.running)]),
             gate=gate,
             gate_numbers=(("spent", 5),) if gate else (),
+            avoids=choose.one_of((), (), (self.pool * 10,), (self.pool * 10, self.pool * 10 + 1)),
+            avoids_until=choose.one_of(NOW + HOUR, NOW, 0),
+            homes=choose.one_of(None, None, 1, 2),
         )
 
     def _earmark_some(self) -> None:

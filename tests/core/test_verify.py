@@ -473,6 +473,32 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "which it prefers, lies free",
     ),
+    "a start where it could not start before": (
+        story(
+            queued(1, avoids=(1,), avoids_until=NOW + HOUR),
+            placed=started(1, 100),
+            waits=0,
+            units=(*units_of(1), *units_of(2)),
+        ),
+        "could not start, while it fits elsewhere",
+    ),
+    "a start away from its checkpoint": (
+        story(
+            queued(1, homes=7),
+            placed=started(1, 100),
+            waits=0,
+            units=(*units_of(1), *units_of(2)),
+            hosts=(Host(1, "h1", 1, homes=8), Host(2, "h2", 1, homes=7)),
+        ),
+        "away from the homes of its checkpoint",
+    ),
+    "a full disk that is none": (
+        both(
+            row("hosts", 1, accepts=False, closed_code=Code.HOST_FULL),
+            refusal(2, code=Code.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
+        ),
+        "says host_full, which is not so",
+    ),
     "a slice of an untouched GPU beside one that is in use": (
         story(
             queued(1, ask=Ask(1, profile="1g.10gb")),

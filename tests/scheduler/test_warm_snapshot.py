@@ -190,6 +190,7 @@ class Life:
             lambda: Gpu.objects.filter(pk=gpu.pk).update(retired_at=None if gpu.retired_at else self.now),
             lambda: make_gpu(self.world.hosts["delta"], 100 + Gpu.objects.count(), H100, self.now),
             lambda: make_host(f"extra-{Host.objects.count()}", self.world.shared, [H100], self.now),
+            lambda: Host.objects.filter(pk=gpu.host_id).update(disk_full=not gpu.host.disk_full),
         ))()  # fmt: skip
 
     def pool(self) -> None:

@@ -87,6 +87,7 @@ PROMISES: dict[str, Check] = {
     "guarantees come before borrowing": order.guarantees_come_before_borrowing,
     "borrowers take their turn by decayed use and weight": order.borrowers_share_fairly,
     "the first preference comes first": order.the_first_preference_comes_first,
+    "a better place comes first": order.a_better_place_comes_first,
     "backfill delays nobody who was promised a start": order.backfill_delays_nobody,
 }
 

@@ -7,7 +7,7 @@ another that started would have served it, then the other was looked at first; a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from scheduler.core.model import Placement, Queued
 from scheduler.core.reasons import Code
@@ -116,24 +116,50 @@ def the_first_preference_comes_first(facts: Facts) -> Iterator[str]:
     """Who names models in order of preference gets the first of which enough lie free within its team's guarantee."""
     for placement in facts.placements:
         queued = facts.queued[placement.workload]
-        pool, policy = queued.pool, facts.pools[queued.pool].policy
-        if len(queued.ask.models) < 2 or queued.reservation is not None or not placement.units:
+        if len(queued.ask.models) < 2 or not placement.units or not _shows_what_it_left(facts, queued):
             continue
-        if policy.spare_slots or facts.unbound(pool) or facts.set_aside or facts.snapshot.maintenance:
-            continue
-        if pool in facts.pools_with_room_being_made or pool in facts.pools_with_earmarks_given_up:
-            continue
-        if queued.ask.profile.startswith("share") or facts.is_static(pool) or queued.id in facts.waited_for:
-            continue
-        if (pool, queued.team) in facts.teams_at_their_limit:
-            continue
+        if queued.avoids or queued.homes is not None:
+            continue  # the place comes first
         got = facts.units[placement.units[0]].model
         better = queued.ask.models[: queued.ask.models.index(got)] if got in queued.ask.models else ()
-        free = [u for u in facts.left.get(pool, ()) if u.model in better]
+        free = [u for u in facts.left.get(queued.pool, ()) if u.model in better]
         for kind in facts.kinds_that_fit(queued.ask, free):
             if facts.limits_allow(queued, kind):
                 yield f"workload {queued.id} got {got}, while {kind[0]}, which it prefers, lies free"
                 break
+
+
+def a_better_place_comes_first(facts: Facts) -> Iterator[str]:
+    """Nothing is put back on a host on which it could not start, nor away from the homes of its checkpoint, while it fits on units
+    that lie free elsewhere, or there."""
+    for placement in facts.placements:
+        queued = facts.queued[placement.workload]
+        if not placement.units or not _shows_what_it_left(facts, queued):
+            continue
+        on = {facts.units[unit].host for unit in placement.units}
+        avoided = set(queued.avoids) if facts.now < queued.avoids_until else set()
+        near = {host.id for host in facts.hosts.values() if queued.homes is not None and host.homes == queued.homes}
+        if avoided & on and _fits_on_left(facts, queued, facts.hosts.keys() - avoided):
+            yield f"workload {queued.id} is put where it could not start, while it fits elsewhere"
+        elif near and on - near and _fits_on_left(facts, queued, near - avoided):
+            yield f"workload {queued.id} is put away from the homes of its checkpoint, while it fits there"
+
+
+def _fits_on_left(facts: Facts, queued: Queued, hosts: Collection[int]) -> bool:
+    free = [u for u in facts.left.get(queued.pool, ()) if u.host in hosts]
+    return any(facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, free))
+
+
+def _shows_what_it_left(facts: Facts, queued: Queued) -> bool:
+    """Do the units that are free once the plan is carried out tell what was free to this workload when it was placed?"""
+    pool = queued.pool
+    hidden = (
+        facts.pools[pool].policy.spare_slots or facts.unbound(pool) or facts.set_aside or facts.snapshot.maintenance
+        or pool in facts.pools_with_room_being_made or pool in facts.pools_with_earmarks_given_up
+        or queued.ask.profile.startswith("share") or facts.is_static(pool) or queued.id in facts.waited_for
+        or (pool, queued.team) in facts.teams_at_their_limit or queued.reservation is not None
+    )  # fmt: skip
+    return not hidden
 
 
 def backfill_delays_nobody(facts: Facts) -> Iterator[str]:

@@ -37,7 +37,7 @@ TURN_COMES = {
 }
 WAITINGS = (
     FOR_EVER | DATED | TURN_COMES
-    | {Code.OVER_QUOTA, Code.OVER_USER_CAP, Code.BUDGET_CLOSED, Code.DEPENDENCY, Code.HOST_CLOSED}
+    | {Code.OVER_QUOTA, Code.OVER_USER_CAP, Code.BUDGET_CLOSED, Code.DEPENDENCY, Code.HOST_CLOSED, Code.HOST_FULL}
 )  # fmt: skip
 
 
@@ -208,6 +208,17 @@ def _host_closed(facts: Facts, queued: Queued, _: dict[str, object]) -> bool:
     return not any(facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True))
 
 
+def _host_full(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
+    """It fits on no host that takes work, and would with those whose disk is full; some of these are named."""
+    units = facts.units_by_pool.get(queued.pool, ())
+    full = {h.id: h.name for h in facts.hosts.values() if h.pool == queued.pool and h.closed_code == Code.HOST_FULL}
+    named = numbers.get("hosts")
+    if not isinstance(named, list) or not set(named) <= set(full.values()) or numbers.get("full") != len(full):
+        return False
+    or_full = [u for u in units if u.well and (facts.hosts[u.host].accepts or u.host in full)]
+    return facts.fits(queued.ask, or_full, whole=True) and _host_closed(facts, queued, numbers)
+
+
 def _held_for_reservation(facts: Facts, queued: Queued, numbers: dict[str, object]) -> bool:
     row = facts.reservations.get(int(str(numbers.get("reservation", 0))))
     return row is not None and row.pool == queued.pool and row.end > facts.now and numbers.get("start") == row.start
@@ -260,6 +271,7 @@ TRUE_WHEN: dict[str, Says] = {
     Code.OVER_USER_CAP: _over_user_cap,
     Code.GPU_HOURS_USED_UP: _gpu_hours_used_up,
     Code.HOST_CLOSED: _host_closed,
+    Code.HOST_FULL: _host_full,
     Code.HELD_FOR_RESERVATION: _held_for_reservation,
     Code.HELD_FOR_MAINTENANCE: _held_for_maintenance,
     Code.BEHIND_OTHERS: _behind_others,

@@ -1,0 +1,197 @@
+"""A host whose disk is full gets nothing new; work that a host could not start goes elsewhere first, work with a checkpoint to
+where it lies."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from portal import wording
+from scheduler import engine, selectors, snapshot
+from scheduler.apply import apply
+from scheduler.attempts import AVOIDED_FOR, MOST_AVOIDED
+from scheduler.core.planner import plan
+from scheduler.models import Host, Run, Storage, Workload
+from tests.fakes import FakeAgent
+from tests.scheduler.test_agents_and_hosts import start
+from tests.scheduler.test_failing_everywhere import fail
+from tests.scheduler.test_life_of_a_job import job
+from tests.telemetry.rows import workload
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+SECOND, MINUTE = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
+
+
+def agents_of(world: World) -> dict[str, FakeAgent]:
+    return {name: FakeAgent.of(host) for name, host in world.hosts.items()}
+
+
+def say(agents: Iterable[FakeAgent], now: dt.datetime, *, full: bool) -> None:
+    for agent in agents:
+        agent.inventory = replace(agent.inventory, disk_full=full)
+        agent.sync(now)
+
+
+def host_of(work: Workload) -> str:
+    return Run.objects.filter(workload=work).latest("attempt").host.name
+
+
+def free_hosts(world: World) -> set[str]:
+    return set(selectors.free_units(world.shared, world.now).filter(gpu__model=H100).values_list("gpu__host__name", flat=True))
+
+
+# -- full disks ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_new_goes_to_a_host_whose_agent_says_that_its_disk_is_full(world: World) -> None:
+    agents = agents_of(world)
+    say([agents["alpha"]], world.now, full=True)
+    assert free_hosts(world) == {"beta"}, "its GPUs are not free"
+    made = [job(world, world.vision, 4, world.now) for _ in range(3)]
+    engine.cycle("test", world.now)
+    assert [Workload.objects.get(pk=each.pk).state for each in made] == ["placed", "placed", "queued"]
+    assert {host_of(each) for each in made[:2]} == {"beta"}
+
+
+def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as_there_is_room(world: World) -> None:
+    agents = agents_of(world)
+    say(agents.values(), world.now, full=True)
+    waiting = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    row = Workload.objects.get(pk=waiting.pk)
+    assert (row.state, row.reason_code, row.expected_start) == ("queued", "host_full", None)
+    assert row.reason_numbers["full"] == len(row.reason_numbers["hosts"]) > 0 and row.reason_numbers["need"] == 1
+    assert set(row.reason_numbers["hosts"]) <= set(world.hosts)
+    words = wording.reason(row.reason_code, row.reason_numbers)
+    assert all(name in words for name in row.reason_numbers["hosts"]) and "full" in words
+    say(agents.values(), world.now + 5 * SECOND, full=False)
+    engine.cycle("test", world.now + 6 * SECOND)
+    assert Workload.objects.get(pk=waiting.pk).state == "placed"
+
+
+def test_what_runs_on_a_host_whose_disk_gets_full_goes_on(world: World) -> None:
+    agents = agents_of(world)
+    work = job(world, world.vision, 1, world.now)
+    start(world, list(agents.values()), world.now)
+    say(agents.values(), world.now + SECOND, full=True)
+    engine.cycle("test", world.now + 2 * SECOND)
+    assert Workload.objects.get(pk=work.pk).state == "running"
+
+
+def test_a_plan_made_before_the_disk_was_full_starts_nothing_there(world: World) -> None:
+    agents = agents_of(world)
+    engine.cycle("test", world.now)  # takes the lead
+    work = job(world, world.vision, 1, world.now)
+    taken = snapshot.take(None, world.now)
+    planned = plan(taken, int(world.now.timestamp()))
+    assert [placement.workload for placement in planned.placements] == [work.pk]
+    say(agents.values(), world.now, full=True)
+    applied = apply(planned, taken, world.now)
+    assert "is full" in applied.rejected[0].why and Workload.objects.get(pk=work.pk).state == "queued"
+
+
+def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    agent.sync(world.now)
+    agent.sync(world.now + SECOND)
+    short = agent.heard_by_short_way
+    for seconds, full in ((2, True), (3, False)):
+        say([agent], world.now + seconds * SECOND, full=full)
+        assert Host.objects.get(name="alpha").disk_full == full
+    assert short and agent.heard_by_short_way == short
+
+
+# -- a start that failed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["start_failed", "prolog_failed", "host_full"])
+def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World, outcome: str) -> None:
+    agents = agents_of(world)
+    work = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    first = host_of(work)
+    agents[first].sync(world.now)
+    (run,) = agents[first].running
+    agents[first].end(run, world.now + SECOND, outcome=outcome)
+    agents[first].sync(world.now + SECOND)
+    row = Workload.objects.get(pk=work.pk)
+    assert row.avoids == [world.hosts[first].pk] and row.avoids_until == world.now + SECOND + AVOIDED_FOR
+    engine.cycle("test", world.now + 2 * MINUTE)
+    assert host_of(work) != first
+
+
+def test_it_goes_back_there_where_it_fits_nowhere_else(world: World) -> None:
+    agents = agents_of(world)
+    work = job(world, world.vision, 1, world.now)
+    engine.cycle("test", world.now)
+    first = host_of(work)
+    agents[first].sync(world.now)
+    (run,) = agents[first].running
+    agents[first].end(run, world.now, outcome="start_failed")
+    agents[first].sync(world.now)
+    Host.objects.exclude(name=first).update(admin_state="cordoned")
+    engine.cycle("test", world.now + 2 * MINUTE)
+    assert host_of(work) == first and Run.objects.filter(workload=work).count() == 2
+
+
+def test_several_hosts_are_avoided_and_after_a_while_none_is(world: World) -> None:
+    work = workload(world, world.vision)
+    pks = [world.hosts[name].pk for name in ("alpha", "beta")]
+    assert fail(work, world, "alpha", 0, "host_full").avoids == pks[:1]
+    assert fail(work, world, "beta", 2, "host_full").avoids == pks
+    assert fail(work, world, "alpha", 4, "host_full").avoids == pks[::-1], "the latest last"
+    assert fail(work, world, "beta", 40, "host_full").avoids == pks[1:], "what is long ago is forgotten"
+    Workload.objects.filter(pk=work.pk).update(avoids=list(range(900, 900 + MOST_AVOIDED)))
+    row = fail(Workload.objects.get(pk=work.pk), world, "alpha", 42, "host_full")
+    assert len(row.avoids) == MOST_AVOIDED and row.avoids[-1] == pks[0]
+
+
+def test_what_fails_by_itself_avoids_no_host(world: World) -> None:
+    work = workload(world, world.vision, most_retries=2)
+    assert fail(work, world, "alpha", 0, "failed").avoids == []
+
+
+# -- where the checkpoint lies -------------------------------------------------------------------------------------------
+
+
+def shares(world: World, *names: str) -> Storage:
+    homes = Storage.objects.create(key="-".join(names), listed_at=world.now)
+    for name in names:
+        Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
+    return homes
+
+
+def test_work_with_a_checkpoint_is_placed_among_hosts_that_share_its_homes(world: World) -> None:
+    agents = agents_of(world)
+    near, far = shares(world, "beta"), shares(world, "alpha")
+    work = job(world, world.vision, 1, world.now)
+    Host.objects.filter(name="alpha").update(admin_state="cordoned")
+    start(world, list(agents.values()), world.now)
+    assert host_of(work) == "beta"
+    Host.objects.update(admin_state="in_service")
+    agent = agents["beta"]
+    (run,) = agent.running
+    agent.checkpoint(run, world.now + MINUTE)
+    agent.sync(world.now + MINUTE)
+    agent.end(run, world.now + 2 * MINUTE, outcome="gpu_error")
+    agent.sync(world.now + 2 * MINUTE)
+    row = Workload.objects.get(pk=work.pk)
+    assert (row.state, row.homes_id) == ("queued", near.pk)
+    taken = snapshot.take(None, world.now + 3 * MINUTE)
+    for homes, expected in ((near, "beta"), (far, "alpha")):
+        waiting = replace(next(q for q in taken.queued if q.id == work.pk), homes=homes.pk)
+        (placed,) = plan(replace(taken, queued=(waiting,)), int(taken.queued[0].submitted) + 180).placements
+        assert {unit.host for unit in taken.units if unit.id in placed.units} == {world.hosts[expected].pk}
+    engine.cycle("test", world.now + 3 * MINUTE)
+    assert host_of(work) == "beta" and Run.objects.filter(workload=work).count() == 2
+
+
+def test_work_without_a_checkpoint_goes_anywhere(world: World) -> None:
+    shares(world, "alpha")
+    work = workload(world, world.vision)
+    assert fail(work, world, "alpha", 0, "gpu_error").homes_id is None
