@@ -29,7 +29,7 @@ from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import BUILT_IN, plant_fault
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
-from agent.launchers import choose, open_sockets
+from agent.launchers import choose, open_families, open_sockets
 from agent.meter import Hardware, Meter
 from agent.network import MODES, open_network, private_network
 from agent.nvml_meter import NoAnswer, NvmlMeter
@@ -367,7 +367,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     )  # fmt: skip
     network.watch()
     notes = [f"NOTHING STARTS HERE: {closed}."] if closed else []
-    notes += [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *runs.cgroups.notes]
+    notes += [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *open_families(launcher), *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()

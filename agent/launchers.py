@@ -337,9 +337,18 @@ def _plain(note: str, probe: Path, user: int | None) -> Chosen:
 
 
 def keeps_to_own_sockets(launcher: Launcher) -> bool:
-    """Whether runs can be kept from abstract sockets of others. A bwrap that becomes root by itself can't be started so."""
-    setuid = isinstance(launcher, Bubblewrap) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
-    return shim.landlock_version() >= shim.SCOPES_SINCE and not setuid
+    """Whether runs can be kept from abstract sockets of others."""
+    return shim.landlock_version() >= shim.SCOPES_SINCE and not _is_setuid(launcher)
+
+
+def keeps_to_known_families(launcher: Launcher) -> bool:
+    """Whether runs can be kept from sockets that belong to no network."""
+    return shim.filters_calls() and not _is_setuid(launcher)
+
+
+def _is_setuid(launcher: Launcher) -> bool:
+    """A bwrap that becomes root by itself can't do that when it is kept from something before."""
+    return isinstance(launcher, Bubblewrap) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
 def open_sockets(launcher: Launcher, network: str) -> list[str]:
@@ -351,6 +360,16 @@ def open_sockets(launcher: Launcher, network: str) -> list[str]:
     return [
         "Workloads reach services of the host, root's too, and other workloads where these listen without a port or a file "
         "(abstract sockets): this host can't close them. Linux 6.12 and newer can."
+    ]
+
+
+def open_families(launcher: Launcher) -> list[str]:
+    """What to say of sockets that belong to no network where they can't be closed."""
+    if keeps_to_known_families(launcher):
+        return []
+    return [
+        "Workloads can make sockets of every kind, also of those that no network confines (AF_VSOCK reaches the hypervisor of a "
+        "virtual machine, or the virtual machines of this host): this host can't close them."
     ]
 
 
@@ -412,4 +431,5 @@ def entering(launcher: Launcher, launch: Launch) -> dict[str, Any]:
         "stage": [list(pair) for pair in launch.stage],
         "stage_at": str(STAGE),
         "own_sockets": keeps_to_own_sockets(launcher),
+        "known_families": keeps_to_known_families(launcher),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent import processes, shim
-from agent.launchers import Box, Bubblewrap, Plain, entering, open_sockets
+from agent.launchers import Box, Bubblewrap, Plain, entering, open_families, open_sockets
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -216,6 +216,124 @@ def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: py
     assert open_sockets(open_bubblewrap, "host") == open_sockets(Plain(), "host") == []
     program.chmod(0o4755)
     assert "can't close them" in open_sockets(open_bubblewrap, "host")[0]
+
+
+needs_filters = pytest.mark.skipif(not shim.filters_calls(), reason="needs seccomp, and x86-64 or aarch64")
+SOCKETS = """
+cat > $TMPDIR/sockets.py <<'END'
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def family(number):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        try:
+            return socket.socket(number, kind).close() or "made"
+        except OSError as error:
+            said = errno.errorcode[error.errno]
+    return said
+def called(result):
+    return "made" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+print(*(family(number) for number in (1, 2, 10, 16)))
+print(*(family(number) for number in (17, 38, 40, 42)))  # of packets, of the kernel's ciphers, vsock, of a modem
+print(called(libc.socketpair(40, 1, 0, (ctypes.c_int * 2)())), called(libc.syscall(425, 1, ctypes.create_string_buffer(200))))
+END
+python3 -S $TMPDIR/sockets.py
+"""
+
+
+@needs_filters
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
+async def test_no_socket_is_made_that_no_network_confines(
+    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str, tmp_path: Path
+) -> None:
+    """Vsock reaches the hypervisor, or other virtual machines, out of every network name space."""
+    await make_agent(launcher=launcher)
+    assert not any("AF_VSOCK" in note for note in edge.observed[-1].inventory.notes)
+    here = subprocess.run(["/bin/sh", "-c", SOCKETS], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert here.stdout.count("made") >= 4, here.stderr  # how many more depends on the kernel
+    assert (await output(edge, SOCKETS, **who)).splitlines() == [
+        "made made made made", "EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT", "EAFNOSUPPORT ENOSYS",
+    ]  # fmt: skip
+
+
+# A program of 64 bits enters the kernel as one of 32 bits does (int 0x80), and with the numbers of x32.
+OLD_WAYS = """
+cat > $TMPDIR/old.py <<'END'
+import ctypes, errno, struct
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+place = libc.mmap(None, 4096, 7, 0x22 | 0x40, -1, 0)  # private, of no file, below 4 GiB
+def old(number, first, second, third):
+    code = bytes([0x53, 0xB8]) + struct.pack("<I", number) + bytes([0xBB]) + struct.pack("<I", first)
+    code += bytes([0xB9]) + struct.pack("<I", second) + bytes([0xBA]) + struct.pack("<I", third) + bytes([0xCD, 0x80, 0x5B, 0xC3])
+    ctypes.memmove(place, code, len(code))
+    got = ctypes.CFUNCTYPE(ctypes.c_int)(place)()
+    return "made" if got >= 0 else errno.errorcode[-got]
+def asked(family):
+    ctypes.memmove(place + 2048, struct.pack("<IIII", family, 1, 0, place + 3072), 16)
+    return place + 2048
+def new(number):
+    return "made" if libc.syscall(0x40000000 + number, 40, 1, 0) >= 0 else errno.errorcode[ctypes.get_errno()]
+print(old(359, 1, 1, 0), old(359, 40, 1, 0), old(102, 1, asked(40), 0), old(102, 8, asked(40), 0), new(41))
+END
+python3 -S $TMPDIR/old.py
+"""
+
+
+@needs_filters
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="has no such ways into the kernel")
+async def test_nor_through_the_old_ways_into_the_kernel(edge: FakeEdge, agent: AgentProcess) -> None:
+    found = (await output(edge, f"{OLD_WAYS} 2>/dev/null")).split()
+    assert found in (["made", *["EAFNOSUPPORT"] * 4], [])  # none: a kernel without them ends a program that tries
+
+
+def answer(way: int, number: int, first: int = 0) -> int:
+    """What the filter says of a call, read as the kernel reads such programs."""
+    at, held, steps = 0, 0, shim.family_filter()
+    while True:
+        code, yes, no, value = steps[at] & 0xFFFF, steps[at] >> 16 & 0xFF, steps[at] >> 24 & 0xFF, steps[at] >> 32
+        at += 1
+        if code == shim.BPF_LOAD:
+            held = {0: number, 4: way, 16: first & 0xFFFFFFFF}[value]
+        elif code == shim.BPF_AND:
+            held &= value
+        elif code == shim.BPF_IF_EQUAL:
+            at += yes if held == value else no
+        else:
+            assert code == shim.BPF_RETURN
+            return value
+
+
+@pytest.mark.parametrize(
+    ("way", "calls"),
+    [(0xC000003E, (41, 53, 0x40000029)), (0x40000003, (359, 360)), (0xC00000B7, (198, 199)), (0x40000028, (281, 288))],
+    ids=["x86-64 and x32", "i386", "aarch64", "arm"],
+)
+def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(way: int, calls: tuple[int, ...]) -> None:
+    taken, refused, no_such_call = 0x7FFF0000, 0x50000 | 97, 0x50000 | 38
+    for call in calls:
+        for family in range(64):
+            assert answer(way, call, family) == (taken if family in (1, 2, 10, 16) else refused), (call, family)
+    assert answer(way, 425) == no_such_call
+    assert answer(way, 3, 40) == answer(way, 64, 40) == taken
+    assert answer(way, 102, 1) == answer(way, 102, 8) == (refused if way == 0x40000003 else taken)
+    assert answer(way, 102, 3) == taken  # connect
+    assert answer(0xC0000015, 3) == no_such_call  # powerpc's: no way into these kernels
+
+
+def test_where_sockets_of_every_family_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.touch(mode=0o755)
+    launcher = Bubblewrap(str(program))
+    monkeypatch.setattr(shim, "filters_calls", lambda: True)
+    assert open_families(launcher) == open_families(Plain()) == []
+    assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is True
+    program.chmod(0o4755)
+    assert "can't close them" in open_families(launcher)[0]
+    assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is False
+    monkeypatch.setattr(shim, "filters_calls", lambda: False)
+    assert "can't close them" in open_families(Plain())[0]
 
 
 def box(folder: Path) -> Box:
