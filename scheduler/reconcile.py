@@ -138,7 +138,11 @@ def _take_in_runs(
 
 
 def _left_behind(host: Host) -> set[int]:
-    """Live runs that were told to another agent, before this one joined (``services.agents``): it says nothing about them."""
+    """Live runs that were told to another agent, before this one joined (``services.agents``): it says nothing about them.
+
+    One that is only placed is left as well, and waits as long: what should be so is pushed to agents, so that one may have begun it
+    after its last word, and no row tells that it did not. An operator who attests that the machine is off knows.
+    """
     if host.agent_before_heard_at is None:
         return set()
     starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=False)

@@ -10,7 +10,7 @@ from django.db import transaction
 from scheduler import locks
 from scheduler.models import Gpu, Host
 from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu, trip_host
-from telemetry import breaker, strays
+from telemetry import breaker, causes, strays
 from telemetry.models import HealthEvent, HealthRule
 
 EVENTS_AT_ONCE = 200
@@ -18,6 +18,7 @@ FORGOTTEN_AT_ONCE = 5_000
 Action = HealthRule.Action
 HELD_BACK = "held_back"  # the table asked for more than is done without a person
 CLOSES_HOST = (Action.CORDON, Action.DRAIN)
+CLOSES = (*CLOSES_HOST, Action.QUARANTINE_GPU)
 BREAKER_WINDOW = timedelta(hours=1)
 HOSTS_PER_ACTION = 5  # of so many hosts of a pool one may be closed within the window; one always may
 GPUS_PER_ACTION = 8
@@ -31,7 +32,7 @@ def handle_events(now: datetime) -> int:
     for event in waiting[:EVENTS_AT_ONCE]:
         with transaction.atomic():
             action = _wanted(event, rules.get(event.code))
-            if action in CLOSES_HOST or action == Action.QUARANTINE_GPU:
+            if action in CLOSES:
                 # Under the lock of the pool's row, so that two runs do not each close the last host that may be closed.
                 locks.pools([event.host.pool_id])
                 action = action if _allowed(event, action, now) else HELD_BACK
@@ -59,11 +60,19 @@ def _wanted(event: HealthEvent, rule: HealthRule | None) -> str:
     same = HealthEvent.objects.filter(
         host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
     )
-    return rule.action if same.count() >= rule.repeats else Action.NOTE
+    if same.count() < rule.repeats:
+        return Action.NOTE
+    if rule.counts == HealthRule.Counts.PEOPLE and rule.action in CLOSES:
+        return rule.action if causes.different(list(same), rule.repeats) >= rule.repeats else Action.NOTE
+    return rule.action
 
 
 def _allowed(event: HealthEvent, action: str, now: datetime) -> bool:
+    """Within the hour's limit. What programs can bring about has one of its own: it leaves room for what really breaks."""
+    cheap = [breaker.CODE, strays.CODE]
+    cheap += HealthRule.objects.filter(counts=HealthRule.Counts.PEOPLE).values_list("code", flat=True)
     recent = HealthEvent.objects.filter(host__pool=event.host.pool_id, handled_at__gt=now - BREAKER_WINDOW)
+    recent = recent.filter(code__in=cheap) if event.code in cheap else recent.exclude(code__in=cheap)
     if action in CLOSES_HOST:
         closed = set(recent.filter(action_taken__in=CLOSES_HOST).values_list("host", flat=True)) - {event.host_id}
         hosts = Host.objects.filter(pool=event.host.pool_id).count()

@@ -124,11 +124,21 @@ class HealthRule(models.Model):
         DRAIN = "drain"
         QUARANTINE_GPU = "quarantine_gpu"
 
+    class Counts(models.TextChoices):
+        EVENTS = "events", "events"
+        PEOPLE = "people", "people's work"
+
     code = models.CharField(max_length=40, unique=True, help_text="xid:79, ecc:uncorrectable")
     meaning = models.CharField(max_length=200)
     action = models.CharField(max_length=16, choices=Action.choices)
     repeats = models.PositiveSmallIntegerField(default=1, help_text="acts at this many within the window")
     window_seconds = models.PositiveIntegerField(default=3600)
+    counts = models.CharField(
+        max_length=6,
+        choices=Counts.choices,
+        default=Counts.EVENTS,
+        help_text="people: a program can bring it about, so those of one person's work count as one",
+    )
     source = models.CharField(max_length=200, help_text="who recommends it")
     elsewhere = models.CharField(
         max_length=300, default="", blank=True, help_text="where others do something else, and their source"

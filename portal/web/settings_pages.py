@@ -114,6 +114,7 @@ class HealthRuleForm(VerbForm):
 
 
 @signed_in
+    counts = forms.ChoiceField(choices=HealthRule.Counts.choices, required=False)
 def settings(request: HttpRequest) -> HttpResponse:
     """The organisation and its pools."""
     organisation = Organisation.objects.first() or Organisation(name="")
@@ -283,3 +284,4 @@ def _code_order(rule: HealthRule) -> tuple[str, int, str]:
     """By kind, and numbers as numbers: xid:8 before xid:13 before xid:100."""
     kind, _, which = rule.code.partition(":")
     return kind, int(which) if which.isdecimal() else 0, which
+        "counts": HealthRule.Counts.choices,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from agent.protocol import Health
-from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange
+from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange, Unit
 from telemetry.agent_api import accept_health
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent, HealthRule
 from tests.telemetry.rows import at, hold, workload
-from tests.world import World, units_of
+from tests.world import TeamOfWorld, World, units_of
 
 pytestmark = pytest.mark.django_db
 
@@ -118,3 +118,89 @@ def test_many_failing_hosts_at_once_are_left_to_a_person(world: World) -> None:
     report(world, "beta", "xid:79", name="again")
     handle_events(at(11, 30))
     assert admin_states()["beta"] == "cordoned"
+
+
+# -- what programs can bring about -----------------------------------------------------------------------------------------
+
+
+def timeout_of_contexts(world: World, each: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0) -> None:
+    """Work of a person is on a GPU and does not yield: XID 109."""
+    work = workload(world, each, owner=each.members[member])
+    hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
+    uuid = units_of(world.hosts[host])[0].gpu.uuid
+    event = Health(f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp(), "")
+    accept_health(world.hosts[host].pk, event, at(9, number, 5))
+
+
+def out(world: World) -> set[str]:
+    return {f"{gpu.host.name}/{gpu.index}" for gpu in Gpu.objects.filter(repair_state="quarantined").select_related("host")}
+
+
+def test_one_person_takes_no_gpu_from_the_others_however_often_a_program_does_not_yield(world: World) -> None:
+    for number in range(0, 40, 4):
+        timeout_of_contexts(world, world.vision, number)
+    assert handle_events(at(10)) == 0 and out(world) == set()
+    assert set(HealthEvent.objects.values_list("action_taken", flat=True)) == {"note"}
+
+
+def test_a_gpu_on_which_the_programs_of_three_people_do_not_yield_is_taken_out(world: World) -> None:
+    timeout_of_contexts(world, world.vision, 0)
+    timeout_of_contexts(world, world.vision, 4, member=1)
+    assert handle_events(at(10)) == 0
+    timeout_of_contexts(world, world.language, 8)
+    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+
+
+def test_people_on_other_gpus_or_long_ago_are_no_evidence_against_this_one(world: World) -> None:
+    timeout_of_contexts(world, world.vision, 0)
+    timeout_of_contexts(world, world.language, 4, host="beta")
+    timeout_of_contexts(world, world.robotics, 8)
+    HealthRule.objects.filter(code="xid:109").update(window_seconds=600)
+    timeout_of_contexts(world, world.language, 30)
+    assert handle_events(at(10)) == 0 and out(world) == set()
+
+
+def test_where_nobody_was_on_the_gpu_each_event_counts(world: World) -> None:
+    for number in (0, 10, 20):
+        report(world, "alpha", "xid:109", name=str(number), minute=number)
+    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+
+
+def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all(world: World) -> None:
+    first, second = (unit for unit in Unit.objects.filter(gpu__host__name="gamma").exclude(profile="").order_by("pk")[:2])
+    assert first.gpu_id == second.gpu_id
+    hold(workload(world, world.vision), first, at(9))
+    for number, each in enumerate((world.language, world.robotics, world.language)):
+        hold(workload(world, each), second, at(9, 10 * number), at(9, 10 * number + 6))
+    index = first.gpu.index
+    for minute in (1, 12, 23):
+        event = Health(f"shared {minute}", first.gpu.uuid, "simulated", "xid:109", at(9, minute).timestamp(), f"GPU {index}")
+        accept_health(world.hosts["gamma"].pk, event, at(9, minute, 1))
+    assert handle_events(at(10)) == 0, "one of them was there each time"
+
+
+def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9, 30))
+    for minute in (0, 5, 10):  # the host's clock is slow by half an hour
+        report(world, "alpha", "xid:109", name=str(minute), minute=minute)
+    assert handle_events(at(10)) == 0
+
+
+def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: World) -> None:
+    HealthRule.objects.filter(code="xid:109").update(action="cordon", repeats=1)
+    report(world, "alpha", "xid:109")
+    report(world, "beta", "xid:109")
+    report(world, "gamma", "xid:79")
+    handle_events(at(10))
+    assert admin_states()["alpha"] == "cordoned" and admin_states()["beta"] == "in_service"
+    assert admin_states()["gamma"] == "cordoned"
+    told = dict(HealthEvent.objects.values_list("host__name", "action_taken"))
+    assert told == {"alpha": "cordon", "beta": "held_back", "gamma": "cordon"}
+
+
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 109])
+def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_at_the_first(code: int) -> None:
+    assert HealthRule.objects.get(code=f"xid:{code}").counts == "people"
+    for hardware in (48, 79, 94, 95, 119):
+        assert HealthRule.objects.get(code=f"xid:{hardware}").counts == "events"

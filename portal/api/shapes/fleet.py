@@ -113,6 +113,10 @@ class HealthRuleShape(Ser):
     repeats = serializers.IntegerField()
     window_seconds = serializers.IntegerField()
     source = serializers.CharField()  # type: ignore[assignment]
+    counts = serializers.ChoiceField(
+        choices=HealthRule.Counts.choices,
+        help_text="people: a program can bring it about, so those of one person's work count as one",
+    )
     elsewhere = serializers.CharField(help_text="where others do something else, and their source")
 
 
@@ -120,3 +124,4 @@ class HealthRuleWish(Strict):
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = count_field(1)
     window_seconds = count_field(1)
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False, help_text="left out: as it was")

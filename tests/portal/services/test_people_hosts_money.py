@@ -221,7 +221,16 @@ def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
         actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, now=world.now
     )
     rule.refresh_from_db()
-    assert (rule.action, rule.repeats) == ("drain", 2)
+    assert (rule.action, rule.repeats, rule.counts) == ("drain", 2, "events")
+    health.set_health_rule(
+        actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, counts="people", now=world.now
+    )
+    rule.refresh_from_db()
+    assert rule.counts == "people"
+    with pytest.raises(Invalid, match="counts is 'dogs'; allowed: events, people"):
+        health.set_health_rule(
+            actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, counts="dogs", now=world.now
+        )
     with pytest.raises(Invalid):
         health.set_health_rule(
             actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now
