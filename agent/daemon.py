@@ -117,6 +117,7 @@ class Agent:
         self._unsaved: list[SampleRow] = []
         self._events = KeptEvents(state.folder / "health")
         self._health_due: list[Health] = []
+        self._report = 0  # number of the last one that went out
         self._challenge = ""  # the last one that was taken on, on this connection
         self._proofs: list[Proof] = []  # made and not yet said
         self._proving: asyncio.Task[None] | None = None
@@ -278,6 +279,7 @@ class Agent:
     def on_observed_sent(self, observed: Observed) -> None:
         """Ends that were said may be forgotten once the server no longer names them. Homes are said once: a frame that is lost
         costs one measurement, and one that is refused does not keep the host from its leases."""
+        self._report = observed.sequence
         if self._homes_due is observed.homes:
             self._homes_due = None
         if self._strays_due is observed.strays:
@@ -293,7 +295,7 @@ class Agent:
         self._sent_batches = 0
         for run in self.runs.runs.values():
             run.log_sent = (read_json(run.folder / "log_sent.json") or {}).get("offset", 0)
-        self._health_due = self._events.recent(time.time())
+        self._health_due = self._events.due(time.time())
         self._strays_due = list(self._strays.seen)
         self._challenge, self._proofs = "", []
 
@@ -331,6 +333,7 @@ class Agent:
     def health_due(self) -> Iterator[Health]:
         """Hardware events not yet said on this connection."""
         while self._health_due:
+            self._events.say(self._health_due[0], self._report)
             yield self._health_due.pop(0)
 
     def proofs_due(self) -> Iterator[Proof]:
@@ -362,6 +365,7 @@ class Agent:
         # A stop that has arrived does not look at the lease any more; one that could not be told is carried out by its end.
         self.runs.renew({wanted.run for wanted in desired.runs if wanted.verb != "stop"}, self._lease_until)
         self._note_unnamed(named, is_old)
+        self._events.confirm(desired.answers)
         for wanted in desired.runs:
             if wanted.secret and wanted.run in self.runs.runs:
                 self.runs.runs[wanted.run].secret = wanted.secret
@@ -411,6 +415,7 @@ class Agent:
 
     def _keep_log_marks(self) -> None:
         """What was sent before the last Desired was surely received: after a restart the log goes on from there."""
+        self._log_marks = {name: mark for name, mark in self._log_marks.items() if name in self.runs.runs}
         for run in self.runs.runs.values():
             mark = self._log_marks.get(run.id, 0)
             if mark and mark != (read_json(run.folder / "log_sent.json") or {}).get("offset"):
@@ -455,13 +460,13 @@ class Agent:
             case Start(wanted):
                 await self._start(wanted)
             case Refuse(wanted, outcome, why):
-                self.runs.refuse(wanted, outcome, why)
+                await self.runs.refuse(wanted, outcome, why)
             case Notice(wanted):
                 self.runs.notice(wanted.run, wanted.code, wanted.stop_at)
             case Withdraw(run):
                 self.runs.withdraw(run)
             case Limit(run, seconds):
-                self.runs.limit(run, seconds)
+                await self.runs.limit(run, seconds)
             case Stop():
                 self.runs.stop(action)
             case Forget(run):
@@ -471,10 +476,10 @@ class Agent:
         if boottime() >= self._lease_until:
             return  # what the server wanted is too old to begin anything
         if self._geometries.busy:
-            self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
+            await self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
             return
         self._diagnostics.give_way(wanted.unit_uuids)
-        if not self.runs.is_due(wanted):
+        if not await self.runs.is_due(wanted):
             return
         is_new = False  # also where that can't be found out now
         with contextlib.suppress(Hangs):
@@ -482,7 +487,7 @@ class Agent:
         rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
         left = self._clean.left(self.runs.wholly(wanted), rows, found)
         if left:
-            self.runs.wait(wanted, f"waiting: {left}")
+            await self.runs.wait(wanted, f"waiting: {left}")
             return
         if await self.runs.start(wanted, self._lease_until):
             with _disk_trouble_survived("what was on the GPUs before"):
@@ -569,17 +574,19 @@ class Agent:
     async def _watch_events(self) -> None:
         for event in await self.meter.earlier(time.time()):
             if not self._events.knows(event):
-                self._note_event(event)
+                await self._note_event(event)
         while True:
             for event in await self.meter.events(time.time()):
-                self._note_event(event)
+                await self._note_event(event)
             await asyncio.sleep(EVENTS_SECONDS)
 
-    def _note_event(self, event: HardwareEvent) -> None:
+    async def _note_event(self, event: HardwareEvent) -> None:
+        """Told at once, and kept beside that: a GPU that breaks must not wait for a disk that workloads keep busy."""
         health = self._events.note(event)
         if health is not None:
             self._health_due.append(health)
             self._wake()
+            await asyncio.to_thread(self._events.write, health)
 
     async def _watch_notebooks(self) -> None:
         asking: dict[str, asyncio.Task[None]] = {}  # one that hangs holds up no other
@@ -588,6 +595,7 @@ class Agent:
             await asyncio.sleep(ASK_STARTING_SECONDS)
             now = time.monotonic()
             asking = {name: task for name, task in asking.items() if not task.done()}
+            asked = {name: when for name, when in asked.items() if name in self.runs.runs}
             for run in self.runs.runs.values():
                 every = ASK_READY_SECONDS if run.ready else ASK_STARTING_SECONDS
                 due = (

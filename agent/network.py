@@ -18,6 +18,7 @@ import hashlib
 import ipaddress
 import logging
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,8 @@ class Network:
     _users: set[int] = field(default_factory=set)
     _closed: set[Listener] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
+    _left: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    _leaving: threading.Thread | None = None
 
     def enter(self, mark: str) -> str:
         """Make the run's network; gives the name space the shim has to enter, '' where there is none. Raises NoNetwork."""
@@ -87,6 +90,25 @@ class Network:
             problem = _ask("ip", "netns", "delete", self._space(mark))  # its interfaces go with it
             if problem:
                 log.warning("the network of a run could not be removed: %s", problem)
+
+    def leave_beside(self, mark: str) -> None:
+        """Like ``leave``; nobody waits for the program that does it. One after the other, and again by the next agent where this
+        one ends first: it finds the run as ended."""
+        if self.mode != "internet":
+            return
+        self._left.put(mark)
+        if self._leaving is None:
+            leaving = threading.Thread(target=self._leave_in_turn, daemon=True, name="networks of ended runs")
+            try:
+                leaving.start()
+            except RuntimeError as error:  # no thread is to be had: with the next one that ends
+                log.warning("the network of a run is not removed yet: %s", error)
+                return
+            self._leaving = leaving
+
+    def _leave_in_turn(self) -> None:
+        while True:
+            self.leave(self._left.get())
 
     def admit(self, user: int | None) -> None:
         """Close to this team's user what others listen on, before its first process starts. Raises NoNetwork."""

@@ -53,6 +53,7 @@ class NvmlMeter:
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
+        self._matched: set[int] = set()  # records of the kernel's log that events were made of
         self._reshaping = False  # the process is busy with that, for up to minutes
 
     async def hardware(self) -> Hardware:
@@ -101,10 +102,38 @@ class NvmlMeter:
         """XIDs of the kernel's log: the driver keeps none for who watches later."""
         found = []
         for xid in await asyncio.to_thread(kernel_log.xids):
-            gpu = next((gpu for gpu in self._gpus if kernel_log.same_device(xid.pci, gpu.pci_bus_id)), None)
-            name = uuid.uuid5(conditions.NAMES, f"{self._boot}/kernel log/{xid.number}").hex
+            gpu = self._gpu_at(xid.pci)
             if gpu is not None and xid.ts <= now:
-                found.append(HardwareEvent(name, gpu.uuid, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail))
+                self._matched.add(xid.number)
+                found.append(HardwareEvent(self._name(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail))
+        return found
+
+    def _gpu_at(self, pci: str) -> str | None:
+        return next((gpu.uuid for gpu in self._gpus if kernel_log.same_device(pci, gpu.pci_bus_id)), None)
+
+    def _name(self, xid: kernel_log.Xid) -> str:
+        """The id of what this record of the kernel's log says: the same for each agent of this boot, whatever the clock says."""
+        return uuid.uuid5(conditions.NAMES, f"{self._boot}/kernel log/{xid.number}").hex
+
+    async def _named(self, answer: list[dict[str, Any]], now: float) -> list[HardwareEvent]:
+        """The driver's events, each with the id of its record in the kernel's log where that is found: the next agent reads the
+        record, and knows then that it was told."""
+        logged = await asyncio.to_thread(kernel_log.xids) if answer else []
+        found = []
+        for event in answer:
+            record = next(
+                (
+                    xid
+                    for xid in logged
+                    if xid.number not in self._matched
+                    and (self._gpu_at(xid.pci), f"xid:{xid.code}") == (event["gpu"], event["code"])
+                ),
+                None,
+            )
+            if record is not None:
+                self._matched.add(record.number)
+            name = self._name(record) if record is not None else uuid.uuid4().hex
+            found.append(HardwareEvent(name, event["gpu"], "xid", event["code"], now))
         return found
 
     async def events(self, now: float) -> list[HardwareEvent]:
@@ -112,7 +141,7 @@ class NvmlMeter:
             return []  # the driver keeps them until it is asked
         try:
             answer = await self._ask("events", self._deadline)
-            found = [HardwareEvent(uuid.uuid4().hex, event["gpu"], "xid", event["code"], now) for event in answer]
+            found = await self._named(answer, now)
             found += await self._changed_conditions(now)
         except NoAnswer as problem:
             return self._hung(str(problem), now)
@@ -201,10 +230,13 @@ class NvmlMeter:
         try:
             async with asyncio.timeout(deadline):
                 while True:
-                    line = await self._answers.readline()
+                    try:
+                        line = await self._answers.readline()
+                    except ValueError:
+                        continue  # longer than any answer: what has come of it is passed over
                     if not line:
                         raise NoAnswer("the NVML process ended")  # or hangs in the driver on its way out: nobody waits for it
-                    answer = json.loads(line)
+                    answer = _answer(line)
                     if answer["id"] == 0:
                         raise NoAnswer(answer["error"])
                     if answer["id"] == number:
@@ -217,6 +249,18 @@ class NvmlMeter:
             raise NoAnswer(answer["error"])
         self._has_answered = True
         return answer["answer"]
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """What the process says. A line that a library printed is none, and answers no question."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict) and isinstance(answer.get("id"), int):
+        return answer
+    log.warning("the NVML process printed what is no answer: %r", line[:200])
+    return {"id": -1}
 
 
 def _row(reading: dict[str, Any], use: Use | None, now: float) -> SampleRow:

@@ -145,6 +145,7 @@ class Waiting:
     since: float
     step: str
     prepared: bool = False  # only the gang is waited for
+    begun: bool = False  # it is written down: nothing else is waited for
     again_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
 
 
@@ -195,7 +196,7 @@ class Runs:
     @property
     def waits_for_units(self) -> bool:
         """Is there a start that may go on as soon as somebody here is gone? What waits for its gang hears from the server."""
-        return any(not entry.prepared for entry in self.waiting.values())
+        return any(not entry.prepared and not entry.begun for entry in self.waiting.values())
 
     @property
     def known_units(self) -> frozenset[str]:
@@ -358,7 +359,7 @@ class Runs:
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
         self.cgroups.remove(run.about["mark"])
-        self.network.leave(run.about["mark"])
+        self.network.leave_beside(run.about["mark"])
         (run.folder / "in" / "secret").unlink(missing_ok=True)
         for name in ("tmp", "out"):
             self.trash.throw(run.folder / name)
@@ -395,14 +396,14 @@ class Runs:
         claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
         return [unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))]
 
-    def wait(self, wanted: RunWanted, step: str) -> None:
+    async def wait(self, wanted: RunWanted, step: str) -> None:
         """It can't start yet, and says why; after a long while it is given up."""
         entry = self.waiting.setdefault(wanted.run, Waiting(wanted, boottime(), ""))
         entry.step, entry.prepared, entry.again_at = step, False, boottime() + LOOK_AGAIN_SECONDS
         if boottime() - entry.since > LONGEST_WAIT_SECONDS:
-            self.refuse(wanted, "start_failed", step)
+            await self.refuse(wanted, "start_failed", step)
 
-    def is_due(self, wanted: RunWanted) -> bool:
+    async def is_due(self, wanted: RunWanted) -> bool:
         """May it be tried now? Not while others hold its units, and what waited a moment ago waits on for a moment."""
         entry = self.waiting.get(wanted.run)
         if entry is not None and boottime() < entry.again_at:
@@ -410,30 +411,30 @@ class Runs:
         try:
             self._lock(wanted).close()
         except locks.Busy as busy:
-            self._wait_for(wanted, busy)
+            await self._wait_for(wanted, busy)
             return False
         return True
 
     def _lock(self, wanted: RunWanted) -> locks.HeldLocks:
         return locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
 
-    def _wait_for(self, wanted: RunWanted, busy: locks.Busy) -> None:
-        self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
+    async def _wait_for(self, wanted: RunWanted, busy: locks.Busy) -> None:
+        await self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
         if wanted.run in self.waiting:
             self.waiting[wanted.run].again_at = 0.0  # a lock is cheap to try
 
     async def start(self, wanted: RunWanted, lease_until: float) -> bool:
         """Start it, or leave it waiting while its units are held; whether it was started. At most once, whatever happens here."""
         if self.closed:
-            self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
+            await self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
             return False
         if self.is_full():
-            self.refuse(wanted, "start_failed", FULL, host_full=True)
+            await self.refuse(wanted, "start_failed", FULL, host_full=True)
             return False
         try:
             held = self._lock(wanted)
         except locks.Busy as busy:
-            self._wait_for(wanted, busy)
+            await self._wait_for(wanted, busy)
             return False
         if gangs.waits(wanted):
             held.close()
@@ -443,7 +444,7 @@ class Runs:
             place = self.beside(lambda: self._place(wanted, lease_until), PLACE_SECONDS)
         except Hangs:
             held.close()
-            self.wait(wanted, "waiting until the file system of the homes answers")
+            await self.wait(wanted, "waiting until the file system of the homes answers")
             return False
         except tenants.Settling as settling:
             held.close()
@@ -451,29 +452,46 @@ class Runs:
             return False
         except (tenants.NotAllowed, OSError) as error:
             held.close()
-            self.refuse(wanted, "start_failed", f"could not be started: {error}")
+            await self.refuse(wanted, "start_failed", f"could not be started: {error}")
             return False
-        self.waiting.pop(wanted.run, None)
         try:
-            self.state.generations.use(wanted.generation, wanted.unit_uuids)
-            run = self._lay_out(wanted, lease_until, place)
+            run = await self._written(wanted, lambda: self._write_down(wanted, lease_until, place))
+            self.runs[run.id] = run
             await self._spawn(run, wanted, held, place)
             return True
         except (OSError, subprocess.SubprocessError) as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
-            self._clear_away(wanted.run)
+            await self._clear_away(wanted.run)
             why = f"could not be started: {getattr(error, 'strerror', None) or error}"
-            self.refuse(wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC)
+            await self.refuse(wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC)
             return False
         finally:
             held.close()
 
-    def _clear_away(self, run_id: str) -> None:
+    async def _clear_away(self, run_id: str) -> None:
         """What a start that failed has made by the run's mark, which nobody knows any more after it."""
-        run = self.runs.get(run_id)
+        run = self.runs.pop(run_id, None)
         if run is not None:
             self.cgroups.remove(run.about["mark"])
-            self.network.leave(run.about["mark"])
+            await self.through(lambda: self.network.leave(run.about["mark"]))
+
+    async def through(self, call: Callable[[], T]) -> T:
+        """Have something done that waits for the disk, which workloads keep busy, or for a program: the event loop goes on."""
+        return await asyncio.to_thread(call)
+
+    async def _written(self, wanted: RunWanted, write: Callable[[], T]) -> T:
+        """What ``write`` gives, when it is on the disk. Meanwhile the server hears that the run is here."""
+        entry = self.waiting[wanted.run] = Waiting(wanted, boottime(), "being written down", begun=True)
+        try:
+            return await self.through(write)
+        finally:
+            if self.waiting.get(wanted.run) is entry:
+                del self.waiting[wanted.run]
+
+    def _write_down(self, wanted: RunWanted, lease_until: float, place: tenants.Place) -> Run:
+        """That it was started once, before it is: first its generation, then its folder."""
+        self.state.generations.use(wanted.generation, wanted.unit_uuids)
+        return self._lay_out(wanted, lease_until, place)
 
     def beside(self, ask: Callable[[], T], seconds: float = LOOK_SECONDS) -> T:
         """Ask the homes' file system something. Raises Hangs when it does not answer in time, and what ``ask`` raises."""
@@ -510,7 +528,6 @@ class Runs:
         if wanted.gang is not None:
             write_text(folder / "in" / "hostfile", gangs.hostfile(wanted.gang), tenants.READABLE)
         write_json(folder / "run.json", run.about)
-        self.runs[run.id] = run
         return run
 
     def free_bytes(self) -> int:
@@ -526,8 +543,8 @@ class Runs:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            spec = await asyncio.to_thread(self._spec, run, wanted, place)  # programs that set up its network may take long
-            write_json(run.folder / "spec.json", {**spec, "own_fds": [alive, *held.kept]})
+            own = [alive, *held.kept]
+            await self.through(lambda: write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "own_fds": own}))
             with open(run.folder / "shim.err", "ab") as errors:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
@@ -597,22 +614,24 @@ class Runs:
         """One folder per workload, beside the homes: every host that shares them finds it again."""
         return (self.homes / ".checkpoints" / workload).resolve()
 
-    def refuse(self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False) -> None:
+    async def refuse(self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False) -> None:
         """Keep a run that never was, as ended, until the server has heard it. ``host_full``: for that, whosever files they are."""
         log.warning("run %s is not started: %s", wanted.run, why)
-        self.waiting.pop(wanted.run, None)
-        folder = self.state.runs / wanted.run
         ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
         if host_full:
             ended["host_full"] = True
-        run = self.runs[wanted.run] = Run(folder, _about(wanted), ended=ended)
+        run = Run(self.state.runs / wanted.run, _about(wanted), ended=ended)
         try:
-            self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
-            folder.mkdir(exist_ok=True, mode=0o700)
-            write_json(folder / "exit.json", ended)
-            write_json(folder / "run.json", run.about)
+            await self._written(wanted, lambda: self._write_refused(run, wanted))
         except OSError as error:  # a full disk, of which the server should hear all the more
             log.error("run %s: that it was refused could not be written: %s", wanted.run, error)
+        self.runs[wanted.run] = run
+
+    def _write_refused(self, run: Run, wanted: RunWanted) -> None:
+        self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
+        run.folder.mkdir(exist_ok=True, mode=0o700)
+        write_json(run.folder / "exit.json", run.ended)
+        write_json(run.folder / "run.json", run.about)
 
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Have the shim tell the workload that it will be stopped."""
@@ -627,12 +646,12 @@ class Runs:
         self._order(run, notice=None)
         run.noticed = False
 
-    def limit(self, run_id: str, seconds: int) -> None:
+    async def limit(self, run_id: str, seconds: int) -> None:
         """It ends ``seconds`` after it began, whatever it was told before; 0: it ends when it likes."""
         run = self.runs[run_id]
         self._order(run, max_runtime_seconds=seconds)
         about = {**run.about, "max_runtime_seconds": seconds}
-        write_json(run.folder / "run.json", about)
+        await self.through(lambda: write_json(run.folder / "run.json", about))
         run.about = about
 
     def stop(self, order: Stop) -> None:

@@ -1,7 +1,7 @@
-"""Sample batches on disk until the server has committed them: numbered from 1 without gaps, written through, bounded.
+"""Sample batches on disk until the server has committed them: numbered from 1, written through, bounded.
 
 The newest batch's file is kept even when it is committed: it carries the number on. When the folder grows over its bound the
-oldest batches lose their rows but keep their numbers: what is lost is unknown to the server, never wrong.
+oldest batches are removed, and their numbers never used again: what is lost is unknown to the server, never wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
 from agent.state import write_text
 
 LARGEST_BYTES = 64 << 20
+LEAST_SIZE = 4096  # bytes that a file takes, however little is in it
 
 
 class Spool:
@@ -25,7 +26,6 @@ class Spool:
         self._largest = largest_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("[0-9]*.json")}
-        self._emptied: set[int] = set()
         self._begun = 0  # the batch that is being written beside
         self.committed = 0
 
@@ -35,7 +35,7 @@ class Spool:
         return max(self._sizes, default=self.committed)
 
     def pending(self, after: int) -> list[int]:
-        """Numbers of batches above ``after`` that are not committed, in order."""
+        """Numbers of batches above ``after`` that are not committed, in order. The server waits a while for one that is missing."""
         return sorted(number for number in self._sizes if number > max(after, self.committed))
 
     def add(self, rows: list[SampleRow]) -> int:
@@ -88,14 +88,12 @@ class Spool:
             del self._sizes[number]
 
     def _thin_out(self) -> None:
-        total = sum(self._sizes.values())
+        total = sum(max(size, LEAST_SIZE) for size in self._sizes.values())
         for number in sorted(self._sizes):
             if total <= self._largest or number == self.last:
                 return
-            if number not in self._emptied:
-                total -= self._sizes[number]
-                self._write(number, [])
-                self._emptied.add(number)
+            total -= max(self._sizes.pop(number), LEAST_SIZE)
+            self._path(number).unlink(missing_ok=True)
 
     def _write(self, number: int, rows: list[SampleRow]) -> None:
         text = _text(number, rows)

@@ -186,6 +186,9 @@ class VirtualRuns(Runs):
     def beside(self, ask: Callable[[], T], seconds: float = 0.0) -> T:
         return ask()  # its file system always answers, and a thread of its own would have no place in virtual time
 
+    async def through(self, call: Callable[[], T]) -> T:
+        return call()
+
     def _kill_rest(self, run: Run) -> bool:
         found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]
         for shim in found:

@@ -110,6 +110,17 @@ async def test_a_process_that_hangs_in_the_driver_as_it_ends_does_not_hold_up_th
     meter._process.wait()
 
 
+async def test_what_a_library_prints_is_no_answer_and_keeps_none_back() -> None:
+    meter = await meter_with(
+        "import json\n"
+        "asked = json.loads(input())\n"
+        "for noise in ('WARNING: driver 1.2', '[1]', '{\"id\": \"1\"}', '', 'x' * 200_000, '[' * 50_000):\n"
+        "    print(noise)\n"
+        "print(json.dumps({'id': asked['id'], 'answer': [1]}), flush=True)\n"
+    )
+    assert await meter._ask("sample", 5.0) == [1]
+
+
 async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> None:
     meter = await meter_with(
         "import json, time\n"

@@ -106,8 +106,15 @@ def event(number: int, *, ts: float, code: str = "xid:31") -> HardwareEvent:
 
 def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_path: Path) -> None:
     kept, now = KeptEvents(tmp_path / "health"), 1_000_000.0
-    fatal = kept.note(event(0, ts=now, code="xid:79"))
-    told = [kept.note(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
+
+    def note(what: HardwareEvent) -> Health | None:
+        told = kept.note(what)
+        if told is not None:
+            kept.write(told)
+        return told
+
+    fatal = note(event(0, ts=now, code="xid:79"))
+    told = [note(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
     assert fatal is not None and sum(each is not None for each in told) == 100
     assert len(list((tmp_path / "health").iterdir())) == MOST_ALIKE + 1
     recent = kept.recent(now + 100)
@@ -116,6 +123,72 @@ def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_p
     again = KeptEvents(tmp_path / "health")
     assert again.recent(now + 100) == recent and again.knows(event(1, ts=now + 2, code="xid:79"))
     assert again.recent(now + 90_000) == [each for each in recent if each.ts >= now + 90_000 - 86_400]
+
+
+def test_what_the_server_has_confirmed_is_not_said_again_on_the_next_connection(tmp_path: Path) -> None:
+    kept, now = KeptEvents(tmp_path / "health"), 1_000_000.0
+    first, second = kept.note(event(1, ts=now)), kept.note(event(2, ts=now + 2))
+    assert first is not None and second is not None and kept.due(now + 3) == [first, second]
+    kept.say(first, 7)
+    kept.confirm(7)  # the answer to a report that went out before it says nothing of it
+    assert kept.due(now + 3) == [first, second]
+    kept.confirm(9)  # what went out on the connection before may be lost, whatever is answered on this one
+    assert kept.due(now + 3) == [first, second]
+    kept.say(first, 10)
+    kept.say(second, 11)
+    kept.confirm(11)
+    assert kept.due(now + 3) == [second]
+    kept.confirm(0)  # a server that does not tell what it answers
+
+
+async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a workload's heavy writing an fsync takes seconds; a lease is 30 s. The server hears of the run meanwhile."""
+    synced, longest, states = os.fsync, 0.0, set()
+
+    def slowly(descriptor: int) -> None:
+        time.sleep(0.3)
+        synced(descriptor)
+
+    monkeypatch.setattr("agent.state.os.fsync", slowly)
+    starting = asyncio.create_task(runs.start(job("true"), boottime() + 30))
+    refusing = None
+    while not starting.done() or refusing is None or not refusing.done():
+        if starting.done() and refusing is None:
+            refusing = asyncio.create_task(runs.refuse(job("true", generation=2), "start_failed", "for a test"))
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - before)
+        states |= {(seen.run, seen.state) for seen in runs.seen()}
+    assert longest < 0.25
+    assert starting.result() and {("run-1", "starting"), ("run-2", "starting"), ("run-2", "ended")} <= states
+    assert read_json(runs.state.folder / "generations.json")["used"] == [1, 2]
+    await until_all_ended(runs)
+
+
+async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: Runs) -> None:
+    (runs.state.folder / "generations.json").mkdir()
+    assert not await runs.start(job(f"touch {runs.state.folder}/began"), boottime() + 30)
+    assert runs.runs["run-1"].ended["outcome"] == "start_failed" and not runs.waiting
+    await asyncio.sleep(0.5)
+    assert not (runs.state.folder / "began").exists()
+
+
+async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, left = Network("internet", "r4ts"), []
+
+    def slowly(_: Network, mark: str) -> None:
+        time.sleep(0.2)
+        left.append(mark)
+
+    monkeypatch.setattr(Network, "leave", slowly)
+    began = time.monotonic()
+    for mark in ("a", "b", "c"):
+        network.leave_beside(mark)
+    assert time.monotonic() - began < 0.1
+    await asyncio.sleep(1.0)
+    assert left == ["a", "b", "c"]
 
 
 class Talkative:

@@ -365,6 +365,15 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
     events = await meter.earlier(2000.0)
     assert [(event.gpu, event.code, event.ts) for event in events] == [("GPU-fake-0", "xid:79", 1005.0)]
     assert [event.event_id for event in await meter.earlier(2000.0)] == [events[0].event_id]
+    found += kernel_log.parsed(["4,900,9000000,-;NVRM: Xid (PCI:0000:1a:00): 79, again"], 1000.0)
+    driver = [{"gpu": "GPU-fake-0", "code": "xid:79"}, {"gpu": "GPU-fake-0", "code": "xid:79"}]
+    told, unmatched = await meter._named(driver, 5_000_000.0)  # the clock was set meanwhile
+    later = NvmlMeter()
+    await later.hardware()
+    read = await later.earlier(2000.0)
+    assert [event.event_id for event in read] == [events[0].event_id, told.event_id], "the next agent sees that it was told"
+    assert unmatched.event_id not in {event.event_id for event in read}
+    await later.close()
     await meter.close()
 
 

@@ -271,14 +271,18 @@ def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
     assert spool.add(rows(2)) == 702
 
 
-def test_a_full_spool_loses_its_oldest_rows_and_no_number(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, largest_bytes=5000)
+def test_a_full_spool_loses_its_oldest_batches_and_uses_no_number_again(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, largest_bytes=5 * 4096)
     for number in range(1, 31):
-        spool.add(rows(number))
-    assert spool.pending(0) == list(range(1, 31))
+        assert spool.add(rows(number)) == number
+    assert spool.pending(0) == list(range(26, 31))
     assert spool.read(1).rows == []
     assert spool.read(30).rows == rows(30)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 6000
+    assert len(list(tmp_path.iterdir())) == 5, "a file takes a block, however little is in it"
+    again = Spool(tmp_path)
+    again.commit(12)
+    assert again.pending(0) == list(range(26, 31))
+    assert again.add(rows(31)) == 31
 
 
 def test_a_damaged_batch_comes_back_empty_with_its_number(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge,
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_a_planted_xid_is_reported_once_per_event_and_again_after_a_reconnect(
+async def test_a_planted_xid_is_reported_once_per_event_and_by_the_next_agent_again(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = [sys.executable, "-m", "agent", "plant-xid", "--state", str(agent.state), "--gpu", "1", "--code", "79"]
@@ -98,6 +98,12 @@ async def test_a_planted_xid_is_reported_once_per_event_and_again_after_a_reconn
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
     assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
+    await asyncio.sleep(3 * edge.poll_seconds)  # a report after it is answered
+    heard = len(edge.observed)
+    for socket in list(edge.sync_sockets):
+        await socket.close()
+    await edge.until(lambda: len(edge.observed) > heard + 2)
+    assert len(edge.health) == 1, "a new connection does not say again what the server has"
     await agent.kill()
     await agent.start()
     await edge.until(lambda: len(edge.health) >= 2)
