@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent import shim
+from agent.shim import entry, families
 
 PROBE_SECONDS = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -338,12 +338,12 @@ def _plain(note: str, probe: Path, user: int | None) -> Chosen:
 
 def keeps_to_own_sockets(launcher: Launcher) -> bool:
     """Whether runs can be kept from abstract sockets of others."""
-    return shim.landlock_version() >= shim.SCOPES_SINCE and not _is_setuid(launcher)
+    return entry.landlock_version() >= entry.SCOPES_SINCE and not _is_setuid(launcher)
 
 
 def keeps_to_known_families(launcher: Launcher) -> bool:
     """Whether runs can be kept from sockets that belong to no network."""
-    return shim.filters_calls() and not _is_setuid(launcher)
+    return families.filters_calls() and not _is_setuid(launcher)
 
 
 def _is_setuid(launcher: Launcher) -> bool:
@@ -396,7 +396,7 @@ def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
     argv, given = launch.argv, -1
     try:
         if isinstance(launcher, Bubblewrap):
-            argv, given = shim.handed_in(argv, {"LANG": "C.UTF-8"})
+            argv, given = entry.handed_in(argv, {"LANG": "C.UTF-8"})
         if user is not None:
             for name in ("home", "checkpoint", "outbox", "tmp"):
                 os.chown(folders[name], user, user)
@@ -408,7 +408,7 @@ def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
             check=False,
             stdin=subprocess.DEVNULL,
             pass_fds=[given] if given >= 0 else [],
-            preexec_fn=lambda: shim.enter(spec),
+            preexec_fn=lambda: entry.enter(spec),
         )
     except subprocess.SubprocessError as error:  # what went wrong between fork and exec comes without its reason
         return str(error)
@@ -424,7 +424,7 @@ def _trouble(launcher: Launcher, folder: Path, user: int | None) -> str:
 
 
 def entering(launcher: Launcher, launch: Launch) -> dict[str, Any]:
-    """What of a run's spec the shim needs to enter the sandbox (``shim.enter``)."""
+    """What of a run's spec the shim needs to enter the sandbox (``entry.enter``)."""
     return {
         "launcher": launcher.name,
         "user": launch.user,

@@ -320,7 +320,7 @@ class Runs:
         return False
 
     def _spawn_epilog(self, run: Run) -> None:
-        command = [sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder), "epilog"]
+        command = [sys.executable, "-I", "-S", str(self.state.tools / "shim"), str(run.folder), "epilog"]
         try:
             with open(run.folder / "shim.err", "ab") as errors:
                 subprocess.run(
@@ -547,7 +547,7 @@ class Runs:
             await self.through(lambda: write_json(run.folder / "spec.json", {**self._spec(run, wanted, place), "own_fds": own}))
             with open(run.folder / "shim.err", "ab") as errors:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(self.state.tools / "shim.py"), str(run.folder)),
+                    *(sys.executable, "-I", "-S", str(self.state.tools / "shim"), str(run.folder)),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

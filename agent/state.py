@@ -24,6 +24,8 @@ from typing import Any
 USED_KEPT = 10_000
 STARTS_KEPT = 16
 START_LENGTH = 32  # characters
+# The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
+SHIM = ("__init__", "door", "entry", "families", "files", "hook", "keeper", "libc", "log", "tree", "verdict")
 
 
 class StateError(Exception):
@@ -158,7 +160,9 @@ class State:
     def lay_out_tools(self) -> None:
         """Put this version's tools where workloads reach them. Running workloads keep what they have opened."""
         for name, resource, mode in (
-            ("shim.py", "shim.py", 0o600),
+            ("shim/__main__.py", "shim/__main__.py", 0o600),
+            ("shim/agent/__init__.py", "__init__.py", 0o600),
+            *((f"shim/agent/shim/{name}.py", f"shim/{name}.py", 0o600) for name in SHIM),
             ("bin/gpupool", "gpupool.sh", 0o755),
             ("python/gpupool_contract.py", "contract.py", 0o644),
             ("notebook/gpupool_notebook.py", "notebook/server.py", 0o644),
@@ -173,6 +177,7 @@ class State:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             write_text(path, content.decode(), mode)
             path.chmod(mode)
+        (self.tools / "shim.py").unlink(missing_ok=True)  # of an earlier version; what runs by it has read it
 
 
 class Starts:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim
 from agent.cgroups import MOST_PROCESSES, Cgroups, Limits
 from agent.processes import is_alive, look, scan
+from agent.shim import entry, tree
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -112,7 +112,7 @@ def test_where_no_group_can_be_written_nothing_is_limited_and_the_host_says_so(t
 )
 def test_how_many_were_killed_for_memory_is_read_in_both_versions(tmp_path: Path, text: str, kills: int | None) -> None:
     (tmp_path / "events").write_text(text)
-    assert shim.out_of_memory_kills(str(tmp_path / "events")) == kills
+    assert tree.out_of_memory_kills(str(tmp_path / "events")) == kills
 
 
 # on this machine
@@ -219,7 +219,7 @@ def test_the_nodes_of_a_run_stay_open_to_it() -> None:
     for name, devices in (("with", ["/dev/kmsg"]), ("without", [])):
         made = groups.make(f"test-{os.getpid()}-{name}", Limits(devices=devices))
         done = subprocess.run(
-            ["head", "-c1", "/dev/kmsg"], capture_output=True, preexec_fn=lambda: shim.enter({"cgroup_procs": made.procs}),  # noqa: B023
+            ["head", "-c1", "/dev/kmsg"], capture_output=True, preexec_fn=lambda: entry.enter({"cgroup_procs": made.procs}),  # noqa: B023
         )  # fmt: skip
         opened[name] = b"not permitted" not in done.stderr
         groups.remove(f"test-{os.getpid()}-{name}")

@@ -48,7 +48,7 @@ def _is(agent: AgentProcess, programs: Path) -> None:
 def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> None:
     wheel = build(tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"agent/shim.py", "agent/gpupool.sh", "agent/contract.py", "agent/notebook/server.py"} <= set(names)
+    assert {"agent/shim/keeper.py", "agent/gpupool.sh", "agent/contract.py", "agent/notebook/server.py"} <= set(names)
     assert {name.partition("/")[0] for name in names} == {"agent", f"gpupool_agent-{AGENT_VERSION}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc")]
     assert {path.name for path in tmp_path.iterdir()} == {wheel.name, "agent.txt", "notebooks.txt", UNIT.name}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim
+from agent.shim import entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -166,7 +166,7 @@ async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_hos
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
-    scoped = shim.landlock_version() >= shim.SCOPES_SINCE  # ports are open in it, sockets without a port are not
+    scoped = entry.landlock_version() >= entry.SCOPES_SINCE  # ports are open in it, sockets without a port are not
     assert (found.count("reached"), found.count("not permitted")) == ((1, 1) if scoped else (2, 0))
     assert scoped is not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
     await edge.until(lambda: any("use the host's network" in note for note in edge.observed[-1].inventory.notes))

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes, shim
+from agent import processes
 from agent.launchers import Box, Bubblewrap, Plain, entering, open_families, open_sockets
+from agent.shim import entry, families
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -179,7 +180,7 @@ async def test_services_without_a_file_are_not_reached(
         assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
 
 
-needs_scopes = pytest.mark.skipif(shim.landlock_version() < shim.SCOPES_SINCE, reason="needs landlock of Linux 6.12")
+needs_scopes = pytest.mark.skipif(entry.landlock_version() < entry.SCOPES_SINCE, reason="needs landlock of Linux 6.12")
 
 
 @needs_scopes
@@ -205,20 +206,20 @@ def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: py
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
     bubblewrap, open_bubblewrap = Bubblewrap(str(program)), Bubblewrap(str(program), network="host")
-    monkeypatch.setattr(shim, "landlock_version", lambda: 5)
+    monkeypatch.setattr(entry, "landlock_version", lambda: 5)
     for launcher, network, says in (
         (bubblewrap, "private", False), (open_bubblewrap, "private", True), (open_bubblewrap, "host", True),
         (Plain(), "private", True), (open_bubblewrap, "internet", False),
     ):  # fmt: skip
         assert bool(open_sockets(launcher, network)) is says, (launcher, network)
         assert entering(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
-    monkeypatch.setattr(shim, "landlock_version", lambda: 6)
+    monkeypatch.setattr(entry, "landlock_version", lambda: 6)
     assert open_sockets(open_bubblewrap, "host") == open_sockets(Plain(), "host") == []
     program.chmod(0o4755)
     assert "can't close them" in open_sockets(open_bubblewrap, "host")[0]
 
 
-needs_filters = pytest.mark.skipif(not shim.filters_calls(), reason="needs seccomp, and x86-64 or aarch64")
+needs_filters = pytest.mark.skipif(not families.filters_calls(), reason="needs seccomp, and x86-64 or aarch64")
 SOCKETS = """
 cat > $TMPDIR/sockets.py <<'END'
 import ctypes, errno, socket
@@ -290,18 +291,18 @@ async def test_nor_through_the_old_ways_into_the_kernel(edge: FakeEdge, agent: A
 
 def answer(way: int, number: int, first: int = 0) -> int:
     """What the filter says of a call, read as the kernel reads such programs."""
-    at, held, steps = 0, 0, shim.family_filter()
+    at, held, steps = 0, 0, families.family_filter()
     while True:
         code, yes, no, value = steps[at] & 0xFFFF, steps[at] >> 16 & 0xFF, steps[at] >> 24 & 0xFF, steps[at] >> 32
         at += 1
-        if code == shim.BPF_LOAD:
+        if code == families.BPF_LOAD:
             held = {0: number, 4: way, 16: first & 0xFFFFFFFF}[value]
-        elif code == shim.BPF_AND:
+        elif code == families.BPF_AND:
             held &= value
-        elif code == shim.BPF_IF_EQUAL:
+        elif code == families.BPF_IF_EQUAL:
             at += yes if held == value else no
         else:
-            assert code == shim.BPF_RETURN
+            assert code == families.BPF_RETURN
             return value
 
 
@@ -326,13 +327,13 @@ def test_where_sockets_of_every_family_stay_open_the_host_says_so(monkeypatch: p
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
     launcher = Bubblewrap(str(program))
-    monkeypatch.setattr(shim, "filters_calls", lambda: True)
+    monkeypatch.setattr(families, "filters_calls", lambda: True)
     assert open_families(launcher) == open_families(Plain()) == []
     assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is True
     program.chmod(0o4755)
     assert "can't close them" in open_families(launcher)[0]
     assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is False
-    monkeypatch.setattr(shim, "filters_calls", lambda: False)
+    monkeypatch.setattr(families, "filters_calls", lambda: False)
     assert "can't close them" in open_families(Plain())[0]
 
 
@@ -368,7 +369,7 @@ async def test_an_environment_is_not_shown_to_other_people_of_the_host(edge: Fak
 @pytest.mark.parametrize("wrong", [{"A": "x\0--bind\0/\0/mnt"}, {"A\0--bind": "x"}, {"A=B": "x"}, {"": "x"}])
 def test_a_sandbox_takes_no_option_out_of_an_environment(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="can't be in an environment"):
-        shim.handed_in(["bwrap", "true"], wrong)
+        entry.handed_in(["bwrap", "true"], wrong)
 
 
 @pytest.mark.parametrize("who", WHO)

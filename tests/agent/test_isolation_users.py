@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from agent import processes, shim, tenants, trees
+from agent import processes, tenants, trees
 from agent.launchers import Plain
 from agent.protocol import RunWanted
+from agent.shim import entry
 from agent.tenants import NotAllowed, Range, Tenants
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -177,7 +178,7 @@ def start(command: str, user: int | None, folder: Path, stage: list[list[str]] |
     spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
     return subprocess.Popen(
         ["/bin/bash", "-c", command], cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        preexec_fn=lambda: shim.enter(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
+        preexec_fn=lambda: entry.enter(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
     )  # fmt: skip
 
 
@@ -231,9 +232,10 @@ def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> No
         "import ctypes; libc = ctypes.CDLL(None); libc.syscall(250, 1, None); "
         "libc.syscall(248, b'user', b'gpupool-test', b'hush', 4, -3);"
     )
-    looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from agent import shim; "
+    looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+    looks += "from agent.shim import entry; "
     run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
-    looks += run.format(read, "") + ";" + run.format(read, ", preexec_fn=lambda: shim.enter({'launcher': 'plain'})")
+    looks += run.format(read, "") + ";" + run.format(read, ", preexec_fn=lambda: entry.enter({'launcher': 'plain'})")
     found = subprocess.run(["python3", "-c", looks], capture_output=True, text=True, check=True).stdout.split()
     assert int(found[0]) > 0  # without the guard the key is found
     assert found[1] == "-1"

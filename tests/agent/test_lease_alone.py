@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agent import processes, shim
+from agent import processes
 from agent.runs import boottime
-from agent.state import read_json
+from agent.state import State, read_json
 
 MakeRun = Callable[..., Path]
 
@@ -25,6 +25,8 @@ MakeRun = Callable[..., Path]
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     """A run's folder with a shim at work on it; what it left is ended after the test."""
     made: list[Path] = []
+    state = State(tmp_path / "state")
+    state.lay_out_tools()
 
     def make(command: str, lease: float | None, order: dict[str, Any] | None = None) -> Path:
         folder = tmp_path / f"run-{len(made)}"
@@ -45,7 +47,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         made.append(folder)
-        subprocess.run([sys.executable, "-I", "-S", shim.__file__, str(folder)], check=True)
+        subprocess.run([sys.executable, "-I", "-S", str(state.tools / "shim"), str(folder)], check=True)
         return folder
 
     yield make

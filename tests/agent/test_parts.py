@@ -23,7 +23,7 @@ from agent.locks import Busy, Claim
 from agent.meter import Use
 from agent.notebook import watch
 from agent.protocol import SampleRow
-from agent.shim import Shim
+from agent.shim.keeper import Shim
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
 from agent.spool import Spool
 from agent.state import Generations, State, StateError
@@ -491,12 +491,14 @@ def test_the_agent_imports_nothing_of_the_server() -> None:
 
 
 def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path: Path) -> None:
-    shim = Path(__file__).parents[2] / "agent" / "shim.py"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(shim)!r})"], check=False
-    )
-    assert done.returncode == 0
-    assert os.path.exists(shim)
+    State(tmp_path).lay_out_tools()
+    look = f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); import agent.shim.keeper; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
+    modules = {path.stem for path in (Path(__file__).parents[2] / "agent" / "shim").glob("[!_]*.py")}
+    assert ours == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, "all of it is read at its start"
+    big = {"typing", "socket", "dataclasses", "asyncio", "subprocess", "pathlib"}
+    assert not big & set(done.stdout.split())
 
 
 def test_what_a_workload_closed_to_itself_is_removed_too() -> None:

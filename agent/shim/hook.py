@@ -1,0 +1,150 @@
+"""The operator's own programs around a workload."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from agent.shim.files import boot_id, boottime, complain, write_json
+from agent.shim.log import READ_BYTES
+from agent.shim.tree import descendants, process_stat, send
+
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from agent.shim.keeper import Shim
+
+HOOK_TICK_SECONDS = 0.2
+HOOK_WORDS = 500  # bytes of what a failing hook printed last that are told
+HOOK_REST_SECONDS = 5.0  # for what a hook left running to be gone after a KILL
+
+
+class Hook:
+    """One run of a program of the operator's, as the agent's user. It and all that it leaves running are gone afterwards."""
+
+    def __init__(self, shim: Shim, name: str, more: dict[str, str]) -> None:
+        self.shim = shim
+        self.name = name
+        self.seconds = float(shim.hooks["seconds"])
+        self.env = {**shim.hooks["env"], "GPUPOOL_HOOK": name, **more}
+        self.pid = 0
+        self.status: int | None = None
+        self.output = -1
+        self.said = b""
+
+    def run(self, called_off: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
+        """'' when it ended with 0, or had been begun before (``ended``: how the workload ended; such a hook is begun once, ever).
+        Else what went wrong, in words."""
+        self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        gate, go = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(go)
+            self.become(gate, write_end)
+        os.close(write_end)
+        os.close(gate)
+        try:
+            if ended is not None and not self.is_first(ended):
+                os.close(go)
+                os.waitpid(self.pid, 0)
+                return ""
+            os.write(go, b"+")
+            os.close(go)
+            return self.wait(called_off)
+        finally:
+            self.end_the_rest()
+            os.close(self.output)
+
+    def become(self, gate: int, output: int) -> None:
+        try:
+            if os.read(gate, 1) != b"+":
+                return  # it is not to begin
+            os.setsid()
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+            os.set_blocking(output, True)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            signal.set_wakeup_fd(-1)
+            for number in range(1, 32):
+                if number not in (signal.SIGKILL, signal.SIGSTOP):
+                    signal.signal(number, signal.SIG_DFL)
+            os.chdir("/")
+            program = self.shim.hooks[self.name]
+            os.execve(program, [program], self.env)
+        except OSError as problem:
+            os.write(2, f"it can't be started: {problem.strerror}".encode())
+        finally:
+            os._exit(127)
+
+    def is_first(self, ended: dict[str, Any]) -> bool:
+        """Leave the mark that it was begun, unless somebody else has. Who finds the mark waits for this process until its time is
+        over. On a full disk there is no mark, and no epilog lost for it."""
+        stat = process_stat(self.pid)
+        mark = {"pid": self.pid, "start_ticks": stat[1] if stat else 0, "boot_id": boot_id()}
+        new, path = self.shim.path(f"epilog.{self.pid}"), self.shim.path("epilog.json")
+        try:
+            write_json(new, {**mark, "until": boottime() + self.seconds, "ended": ended})
+            os.link(new, path)
+        except FileExistsError:
+            return False
+        except OSError as problem:
+            complain(f"epilog.json: {problem}")
+        finally:
+            self.shim.remove(os.path.basename(new))
+        return True
+
+    def wait(self, called_off: Callable[[], bool]) -> str:
+        until = boottime() + self.seconds
+        while self.status is None:
+            if boottime() >= until:
+                return f"the operator's {self.name} did not end in {self.seconds:g} seconds and was killed"
+            if called_off():
+                return f"it was stopped while the operator's {self.name} ran"
+            select.select([self.shim.wake], [], [], min(HOOK_TICK_SECONDS, max(0.0, until - boottime())))
+            self.shim.drain_wake()
+            self.listen()
+            self.reap()
+        self.listen()
+        if self.status == 0:
+            return ""
+        code = 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
+        words = " ".join(self.said[-HOOK_WORDS:].decode("utf-8", "replace").replace("\x00", "?").split())
+        return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
+
+    def listen(self) -> None:
+        """Keep the last of what it prints; never waits, and comes to an end however much that is."""
+        try:
+            for _ in range(64):
+                data = os.read(self.output, READ_BYTES)
+                if not data:
+                    return
+                self.said = (self.said + data)[-HOOK_WORDS:]
+        except BlockingIOError:
+            return
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.status = status
+
+    def end_the_rest(self) -> None:
+        """KILL it, where it still runs, and whatever it started. Processes that KILL does not end are left after a while."""
+        until = boottime() + HOOK_REST_SECONDS
+        while boottime() < until:
+            self.reap()
+            rest = descendants(os.getpid())
+            if not rest:
+                return
+            for pid, _, _ in rest:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.02)

@@ -1,0 +1,15 @@
+"""The C library, where Python has no function of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_NEWNET = 0x40000000
+
+
+def checked(result: int, what: str) -> None:
+    """Raise OSError with the C library's errno where a call of it failed."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
