@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -25,7 +26,7 @@ def volume() -> None:
 
 @command(cli, "status")
 def status(session: Session) -> None:
-    """What each pool has and what is free now."""
+    """What each pool has and what is free now: whole GPUs, and beside them what is free of GPUs that are split."""
     pools = session.client.get("pools/")
     if session.json:
         return output.as_json(pools)
@@ -36,12 +37,13 @@ def status(session: Session) -> None:
             each["model"],
             each["gpus"],
             f"{each['held_gpus']:.4g}",
-            f"{each['free_gpus']:.4g}",
+            f"{each['free_gpus'] - each['free_in_parts_gpus']:.4g}",
+            f"{each['free_in_parts_gpus']:.4g}" if each["free_in_parts_gpus"] else "",
         )
         for pool in pools
         for each in pool["models"]
     ]
-    return output.table(("pool", "kind", "model", "in all", "held", "free"), rows, "No pool has GPUs yet.")
+    return output.table(("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet.")
 
 
 @command(cli, "hosts")
@@ -64,13 +66,21 @@ def hosts(session: Session, pool: str | None) -> None:
                 row["admin_state"].replace("_", " "),
                 row["repair_state"],
                 ago(row["last_sync_at"], now),
-                row["state_reason"],
+                _why(row),
                 "simulated" if row["simulated"] else "measured",
             )
             for row in rows
         ),
         "No hosts yet.",
     )
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why it takes nothing: of a silent one that it is silent; what an operator said before stands behind that."""
+    quiet = {"suspect": "one renewal late", "silent": "its agent does not speak"}.get(row["lease_state"], "")
+    is_open = row["admin_state"] == "in_service" and row["repair_state"] == "well"
+    kept = "" if is_open and quiet else row["state_reason"]
+    return f"{quiet}; before that: {kept}" if quiet and kept else quiet or kept
 
 
 @command(cli, "host-is-off")

@@ -13,6 +13,8 @@ from rich.text import Text
 
 WIDE = 240  # where nobody looks at it nothing is cut
 
+NUMBERS = ("GPUs", "free", "free in slices", "held", "in all", "hours")  # columns
+
 
 def console() -> Console:
     """Standard output; plain and wide when it is not a terminal."""
@@ -28,9 +30,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     """A table; the sentence when it has no rows."""
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        drawn.add_column(
-            name, justify="right" if name in ("GPUs", "free", "held", "in all", "hours") else "left", overflow="fold"
-        )
+        drawn.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
     count = 0
     for row in rows:
         # Text, not markup: names are people's.

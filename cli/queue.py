@@ -94,7 +94,7 @@ def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
     before = [f"{each['name']} of {each['owner']}" for each in answer["blockers"]] + (
-        [f"{hidden} more"] if hidden else []
+        [f"{hidden} that you may not see"] if hidden else []
     )
     output.facts(
         [
@@ -102,7 +102,7 @@ def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
             ("expected", start_range(answer, now) if answer["expected_start"] else ""),
             ("how sure", answer["past_starts"]["sentence"] if answer["expected_start"] else ""),
             ("waits for", ", ".join(before)),
-            ("others first", f"{answer['ahead_more']} more" if answer["ahead_more"] else ""),
+            ("others first", _not_listed(answer)),
         ]
     )
     for row in answer["ahead"]:
@@ -117,6 +117,14 @@ def why(session: Session, id_: str, them: str | None, sooner: bool) -> None:
     for row in answer["decisions"]:
         output.say(f"{local(row['at'])}  {row['kind']:<8}  {row['sentence']}")
     return None
+
+
+def _not_listed(answer: dict[str, Any]) -> str:
+    """Those with an earlier turn that are not listed: too far ahead, or not the viewer's to see."""
+    rest = answer["ahead_more"]
+    if not rest:
+        return ""
+    return f"{rest} more, further ahead or not yours to see" if answer["ahead"] else f"{rest} that you may not see"
 
 
 def _why_them(session: Session, mine: dict[str, Any], theirs: dict[str, Any]) -> None:

@@ -324,7 +324,7 @@ REASONS: dict[str, Sentence] = {
     "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
     "host_full": lambda f: (
         f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
-        if f.get("hosts")
+        if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
         else "The disk of its host is full. It is tried again, and none of its retries is used."
     ),
     "drained": lambda f: (
@@ -708,6 +708,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "checkpointed": ("ended", "Checkpointed", "ended"),
     "killed_at_grace": ("failed", "Killed", "failed"),
     "out_of_memory": ("failed", "Out of memory", "failed"),
+    "out_of_disk": ("failed", "Out of disk", "failed"),
     "gpu_error": ("failed", "GPU error", "failed"),
     "host_lost": ("lost", "Host lost", "failed"),
     "lease_lost": ("lost", "Host lost", "failed"),
@@ -719,7 +720,6 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "dependency_never_met": ("cancelled", "Never its turn", "ended"),
 }
 
-    "out_of_disk": ("failed", "Out of disk", "failed"),
 
 def state_word(workload: Workload, by: str = "") -> tuple[str, str, str]:
     """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""
@@ -820,7 +820,11 @@ NOTICES: dict[str, Callable[[_Facts], str]] = {
         f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
     ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
-    "host_trouble": lambda f: f"{f.plain('', 'host')}: {f.plain('', 'trouble')}.",
+    "host_trouble": lambda f: (
+        f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} (by {f.plain('', 'by')})."
+        if f.get("off_since")
+        else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
+    ),
     "hardware_event": lambda f: (
         f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
         f"{f.plain(' (' if f.get('meaning') else '', 'event', after=')' if f.get('meaning') else '') or 'a hardware event'}"
@@ -898,6 +902,27 @@ def notice(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> 
     """The sentence of a Notification."""
     sentence = NOTICES.get(kind)
     return sentence(_Facts(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()
+
+
+# What people did to a host that is no change of its states: verb of the audit record to words.
+HOST_DEEDS: dict[str, Callable[[_Facts], str]] = {
+    "add_host": lambda f: "Made known",
+    "new_join_token": lambda f: "A join token was made; those not used before stopped working",
+    "revoke_host": lambda f: "Its agent's credential was revoked",
+    "attest_host_off": lambda f: "It counts as powered off",
+    "set_maintenance": lambda f: f"Maintenance announced: {window(_parsed(f.get('start')), _parsed(f.get('end')))}",
+    "cancel_maintenance": lambda f: f"Maintenance taken back: {window(_parsed(f.get('start')), _parsed(f.get('end')))}",
+    "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
+    "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
+    "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
+    "withdraw_geometry": lambda f: f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back",
+}
+
+
+def host_deed(verb: str, numbers: Numbers) -> str:
+    """What a person did to a host, without who and why."""
+    words = HOST_DEEDS.get(verb)
+    return words(_Facts(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
 
 def still_there(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:

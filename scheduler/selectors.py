@@ -13,7 +13,7 @@ from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
 from scheduler.isolation import keeps_apart_enough
-from scheduler.models import Allocation, BoundUnit, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
+from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
 from scheduler.states import AdminState, LeaseState, RepairState, ReservationState
 
 SLOTS = F("slots__endswith") - F("slots__startswith")
@@ -174,6 +174,13 @@ def compare(mine: Workload, other: Workload, now: datetime) -> explain.Compariso
 def drain_effect(host: Host, now: datetime) -> explain.DrainEffect:
     """Whom draining a host would move, and where to."""
     return explain.drain_effect(one_answer.take([host.pool_id], now), host.pk, snapshot.seconds(now))
+
+
+def unkept_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
+    """Reservations to come that can be kept now and could not be without a GPU as it is. Its host is loaded."""
+    taken, pool = one_answer.take([gpu.host.pool_id], now), gpu.host.pool_id
+    mine = {unit.id for unit in taken.units if unit.gpu == gpu.pk}
+    return explain.unkept_without(taken, pool, mine, snapshot.seconds(now))
 
 
 def promisable_units(

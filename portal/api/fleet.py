@@ -16,6 +16,7 @@ from portal.api.base import Empty, PageQuery, View, find
 from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
 from portal.api.shapes.work import BlockerShape
+from portal.selectors.free import free_parts
 from portal.services import health, hosts
 from portal.services.pools import demand_isolation
 from scheduler import selectors
@@ -26,6 +27,7 @@ from telemetry.models import HealthRule
 
 def _counted(pool: Pool, view: View) -> Pool:
     """The pool with what its GPUs do at this moment, by model."""
+    parts = free_parts(pool, view.now)
     pool.model_counts = [  # type: ignore[attr-defined]
         {
             "model": each.model,
@@ -33,6 +35,7 @@ def _counted(pool: Pool, view: View) -> Pool:
             "in_service_gpus": (each.total - each.closed) / SLOTS_PER_GPU,
             "held_gpus": each.held / SLOTS_PER_GPU,
             "free_gpus": each.free / SLOTS_PER_GPU,
+            "free_in_parts_gpus": min(parts.get(each.model, 0), each.free) / SLOTS_PER_GPU,
         }
         for each in selectors.occupancy(pool, view.now)
     ]

@@ -93,6 +93,9 @@ class GeometryEffectShape(serializers.Serializer[Any]):
     after = serializers.CharField()
     work = LeavingShape(many=True)
     reservations = serializers.IntegerField(source="bound", help_text="active ones that are bound to it")
+    unkept: serializers.SlugRelatedField[Any] = serializers.SlugRelatedField(
+        many=True, read_only=True, slug_field="name", help_text="reservations to come that could not be kept without it"
+    )
     free_by = serializers.DateTimeField(allow_null=True, help_text="null: nothing holds it now")
 
 

@@ -14,7 +14,8 @@ from portal.models import User
 from portal.selectors.hosts import RECENT, state_of
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
 from scheduler.states import AdminState, LeaseState, RepairState
-from telemetry.models import HealthEvent, Sample
+from telemetry.health import in_words
+from telemetry.models import HealthEvent, HealthRule, Sample
 
 IDLE_BELOW = 1.0  # per cent: a held GPU that is less busy is held and idle
 LOOK_BACK = timedelta(hours=24)
@@ -59,6 +60,10 @@ class HostRow:
         return sum(1 for cell in self.cells if cell.free)
 
     @property
+    def free_whole(self) -> int:
+        return sum(1 for cell in self.cells if cell.free and not cell.sliced)
+
+    @property
     def held(self) -> int:
         return sum(1 for cell in self.cells if cell.held)
 
@@ -79,8 +84,19 @@ class ModelGroup:
         return sum(row.free for row in self.hosts)
 
     @property
+    def free_whole(self) -> int:
+        """Free GPUs that are not split."""
+        return sum(row.free_whole for row in self.hosts)
+
+    @property
+    def free_split(self) -> int:
+        """Free GPUs that are split: of use to asks for their slices alone."""
+        return self.free - self.free_whole
+
+    @property
     def free_on_one_host(self) -> int:
-        return max((row.free for row in self.hosts), default=0)
+        """Of the free ones that are not split, the most on one host."""
+        return max((row.free_whole for row in self.hosts), default=0)
 
     @property
     def mean_of_held(self) -> float | None:
@@ -176,8 +192,7 @@ def largest_asks(groups: list[ModelGroup]) -> list[dict[str, Any]]:
     """Per model: free whole GPUs, the largest ask that fits on one host now, and the free ones outside that host."""
     asks = []
     for group in groups:
-        whole = [sum(1 for cell in row.cells if cell.free and not cell.sliced) for row in group.hosts]
-        free, most = sum(whole), max(whole, default=0)
+        free, most = group.free_whole, group.free_on_one_host
         asks.append({"model": group.model, "free": free, "on_one_host": most, "elsewhere": free - most})
     return asks
 
@@ -187,10 +202,12 @@ def needs_a_look(viewer: User, groups: list[ModelGroup], now: datetime) -> list[
     found: list[dict[str, Any]] = []
     hosts = {row.host.pk: row for group in groups for row in group.hosts}
     recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - LOOK_BACK, at__lte=now)
+    meanings = dict(HealthRule.objects.filter(code__in=recent.values("code")).values_list("code", "meaning"))
     for name, code, count in (
         recent.values_list("host__name", "code").annotate(Count("pk")).order_by("host__name", "code")
     ):
-        words = f"{code} {count} times in 24 h" if count > 1 else f"{code} in the last 24 h"
+        what = in_words(code, meanings.get(code, ""))
+        words = f"{what} {count} times in 24 h" if count > 1 else f"{what} in the last 24 h"
         found.append({"host": name, "kind": "bad", "words": words})
     for row in hosts.values():
         if row.state not in ("ready", "maintenance"):

@@ -12,6 +12,7 @@ from portal import policy
 from portal.models import User
 from portal.selectors import use
 from scheduler import selectors as engine
+from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Pool, Unit
 
 
@@ -64,6 +65,16 @@ def free_now(user: User, now: datetime, card: use.Prices | None = None) -> list[
         for (pool, model, profile), line in sums.items()
     ]
     return sorted(lines, key=_order)
+
+
+def free_parts(pool: Pool, now: datetime) -> dict[str, int]:
+    """By model: the slots of free units that are less than a whole GPU: MIG slices and shares. One query."""
+    sums: dict[str, int] = {}
+    for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
+        width = slots.upper - slots.lower
+        if width < SLOTS_PER_GPU:
+            sums[model] = sums.get(model, 0) + width
+    return sums
 
 
 def _order(line: FreeLine) -> tuple[bool, str, bool, Decimal, str, str]:

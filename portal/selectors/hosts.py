@@ -12,23 +12,11 @@ from portal.models import User
 from scheduler import selectors as engine
 from scheduler.commands import LIVE
 from scheduler.isolation import Isolation, lacking
-from scheduler.models import Allocation, BoundUnit, GpuStateChange, Host, HostStateChange, Unit, Workload
+from scheduler.models import Allocation, BoundUnit, Host, Unit, Workload
 from scheduler.states import TOLD_TO_GO, AdminState, LeaseState, RepairState
-from telemetry.health import for_everybody
-from telemetry.models import HealthEvent, HealthRule, Sample
+from telemetry.models import Sample
 
 RECENT = timedelta(seconds=60)  # an older reading is no reading of now
-EVENTS = 20
-# What was done about a hardware event, in words.
-DONE = {
-    "": "",
-    "note": "Noted.",
-    "warn": "Operators are told.",
-    "quarantine_gpu": "The GPU is quarantined.",
-    "cordon": "The host is cordoned.",
-    "drain": "The host is drained.",
-    "held_back": "Left to a person: too much of the pool was taken out lately.",
-}
 
 
 def one(viewer: User, name: str) -> Host | None:
@@ -48,7 +36,8 @@ def state_of(host: Host) -> str:
 def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
     """Every unit of a host in order: unit, gpu, its last reading (None when none of the last minute), who holds it.
 
-    ``holder`` is the workload where the viewer may see it; ``held`` says whether anybody holds it, ``team`` whose it is then.
+    ``holder`` is the workload where the viewer may see it; ``held`` says whether anybody holds it, ``team`` whose it is then;
+    ``takes_work``: it is well, and its host is alive and in service.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -61,10 +50,13 @@ def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
     bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related("reservation__project__team")
     reserved = {b.unit_id: b.reservation for b in bound}
     readings = last_samples([row.pk for row in rows], now)
-    return [_unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen) for row in rows]
+    is_open = host.lease_state == LeaseState.ALIVE and not is_closed(host)
+    return [_unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen, is_open) for row in rows]
 
 
-def _unit(row: Unit, held: Allocation | None, reserved: Any, reading: Sample | None, seen: set[int]) -> dict[str, Any]:
+def _unit(
+    row: Unit, held: Allocation | None, reserved: Any, reading: Sample | None, seen: set[int], is_open: bool
+) -> dict[str, Any]:
     workload: Workload | None = held.workload if held else None
     return {
         "unit": row,
@@ -75,6 +67,7 @@ def _unit(row: Unit, held: Allocation | None, reserved: Any, reading: Sample | N
         "reservation": reserved,
         "reading": reading,
         "well": row.gpu.repair_state == RepairState.WELL,
+        "takes_work": row.gpu.repair_state == RepairState.WELL and is_open,
     }
 
 
@@ -86,32 +79,6 @@ def last_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
         .distinct("unit")
     )
     return {row.unit_id: row for row in rows}
-
-
-def events(host: Host) -> list[dict[str, Any]]:
-    """What happened to it, newest first: hardware events, and changes of its states and its GPUs'."""
-    rows = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:EVENTS])
-    meanings = dict(HealthRule.objects.filter(code__in={e.code for e in rows}).values_list("code", "meaning"))
-    found: list[dict[str, Any]] = [
-        {
-            "at": e.at,
-            "meaning": meanings.get(e.code, ""),
-            "kind": "bad" if e.action_taken not in ("", "note") else "warn",
-            "event": e,
-            "told": for_everybody(e),
-            "done": DONE.get(e.action_taken, e.action_taken),
-        }
-        for e in rows
-    ]
-    found += [
-        {"at": c.at, "kind": "info", "change": c}
-        for c in HostStateChange.objects.filter(host=host).order_by("-at")[:EVENTS]
-    ]
-    found += [
-        {"at": c.at, "kind": "info", "gpu_change": c}
-        for c in GpuStateChange.objects.filter(gpu__host=host).select_related("gpu").order_by("-at", "-pk")[:EVENTS]
-    ]
-    return sorted(found, key=lambda entry: entry["at"], reverse=True)[:EVENTS]
 
 
 def refused_agent(host: Host) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from portal.services import audit
 from portal.services.repairs import gpu_of
 from portal.validation import Checks, shown, words_of_why
 from scheduler import geometry as engine
+from scheduler import selectors
 from scheduler.commands import LIVE
 from scheduler.core.geometry import described
 from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
@@ -85,7 +86,8 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Effect:
-    """What changing a GPU's geometry touches. ``free_by``: when nothing holds it any more at the latest; None: nothing does now."""
+    """What changing a GPU's geometry touches. ``reservations`` are bound to it; ``unkept`` are to come, can be kept now and could
+    not be without it. ``free_by``: when nothing holds it any more at the latest; None: nothing does now."""
 
     gpu: Gpu
     before: str
@@ -93,6 +95,7 @@ class Effect:
     profiles: list[str]
     work: list[Leaving]
     reservations: list[Reservation]
+    unkept: list[Reservation]
     free_by: datetime | None
 
     @property
@@ -111,7 +114,9 @@ def preview(*, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime) 
     booked = list(Reservation.objects.filter(pk__in=bound).select_related("project__team").order_by("end", "pk"))
     ends = [*(each.by for each in work), *(each.end for each in booked)]
     before = described(engine.present(host, row) or [])
-    return Effect(row, before, described(profiles), profiles, work, booked, max(ends, default=None))
+    unkept = Reservation.objects.filter(pk__in=selectors.unkept_without(row, now)).select_related("project__team")
+    coming = list(unkept.order_by("start", "pk"))
+    return Effect(row, before, described(profiles), profiles, work, booked, coming, max(ends, default=None))
 
 
 def holders(gpu: Gpu, now: datetime) -> list[Leaving]:

@@ -57,6 +57,7 @@ STATES: dict[str, tuple[str, str, str]] = {
     "silent": ("Silent", "lost", "failed"),
     "in_service": ("In service", "running", "running"),
     "ready": ("Ready", "running", "running"),
+    "revoked": ("Credential revoked", "lost", "failed"),
     "cordoned": ("Cordoned", "blocked", "idle"),
     "draining": ("Draining", "ending", "ending"),
     "maintenance": ("Maintenance", "maintenance", "idle"),

@@ -81,7 +81,8 @@ def _group(group: reads.ModelGroup, colour: str, unfolded: str) -> dict[str, Any
         "folded": folded,
         "host_count": len(group.hosts),
         "gpus": len(group.cells),
-        "free": group.free,
+        "free": group.free_whole,
+        "free_split": group.free_split,
         "free_on_one_host": group.free_on_one_host,
         "mean": None if group.mean_of_held is None else group.mean_of_held / 100,
     }

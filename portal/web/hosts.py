@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from portal import policy, wording
 from portal.models import User
+from portal.selectors import host_events, repairs
 from portal.selectors import hosts as reads
-from portal.selectors import repairs
 from portal.services import hosts as verbs
 from portal.web import live
 from portal.web.access import signed_in, viewer
@@ -32,7 +32,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "text": "Nothing new starts on it. What runs goes on to its end.",
         "done": "{0} is cordoned: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE},
-        "why": True,
     },
     "drain": {
         "verb": verbs.drain_host,
@@ -42,7 +41,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "the rest runs to its end.",
         "done": "{0} is draining: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE, AdminState.CORDONED},
-        "why": True,
     },
     "return": {
         "verb": verbs.return_host,
@@ -51,7 +49,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "text": "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
         "done": "{0} is back in service.",
         "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
-        "why": False,
     },
     "off": {
         "verb": verbs.attest_off,
@@ -63,7 +60,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         "done": "{0} counts as powered off. Its work starts elsewhere.",
         "from": set(),
         "leases": {LeaseState.SUSPECT, LeaseState.SILENT},
-        "why": True,
+    },
+    "revoke": {
+        "verb": verbs.revoke_host,
+        "label": "Revoke the credential",
+        "title": "Revoke the credential of {}?",
+        "text": "Its agent is cut off at once and told no more. What runs there stops when its lease ends, and starts elsewhere "
+        "after that. It joins again with a new join token.",
+        "done": "{0} is cut off: its credential is revoked. It joins again with a new token.",
+        "from": set(),
+        "button": "on its page, beside the join token",
     },
 }
 
@@ -109,16 +115,15 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
     may_change = policy.may(user, "host.change")
     if request.method == "POST":
         policy.require(user, "host.change")
-        if request.POST.get("verb") == "revoke":
-            verbs.revoke_host(actor=user, host=row, now=now)
-            messages.success(request, f"{name} is cut off. It joins again with a new token.")
-            return redirect("host", name)
         return _with_command(request, row, verbs.new_join_token(actor=user, host=row, now=now))
+    revoked = host_events.revoked(row)
     context = {
         "host": row,
-        "state_name": reads.state_of(row),
+        "state_name": "revoked" if revoked and row.lease_state == LeaseState.ALIVE else reads.state_of(row),
         "units": reads.units(user, row, now),
-        "events": reads.events(row),
+        "events": [_event(entry) for entry in host_events.events(user, row)],
+        "revoked": revoked,
+        "revoked_by": host_events.name_of(user, revoked) if revoked else "",
         "models": reads.models_of(row),
         "refused": reads.refused_agent(row),
         "lacks": reads.lacks_of(row),
@@ -135,10 +140,17 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "changes": [
             {"url": reverse(f"host-{verb}", args=[name]), "label": change["label"]}
             for verb, change in CHANGES.items()
-            if _applies(change, row)
+            if "button" not in change and _applies(change, row)
         ],
     }
     return live.page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+
+
+def _event(entry: host_events.Happened) -> dict[str, Any]:
+    """With the words of what a person did; of the first row of a host, that it was made known."""
+    if entry.about == "deed":
+        return {"row": entry, "words": wording.host_deed(entry.verb, entry.numbers)}
+    return {"row": entry, "words": "Made known" if entry.about == "host" and entry.reason == host_events.ADDED else ""}
 
 
 def _host(user: User, name: str) -> Host:
@@ -151,6 +163,11 @@ def _host(user: User, name: str) -> Host:
 def _still_there(rows: list[reads.StillThere]) -> str:
     told = [(row.workload.name, row.by) for row in rows if row.leaves]
     return wording.still_there(told, [(row.workload.name, row.by) for row in rows if not row.leaves])
+
+
+def _closed_for(verb: str, row: Host) -> str:
+    """Before it is returned: all that it was closed for."""
+    return f" It was closed for: {row.state_reason}." if verb == "return" and row.state_reason else ""
 
 
 def _applies(change: dict[str, Any], row: Host) -> bool:
@@ -174,12 +191,13 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
     context = {
         "host": row,
         "title": change["title"].format(name),
-        "text": _alive_words(row) if verb == "off" and row.lease_state == LeaseState.ALIVE else change["text"],
+        "text": _alive_words(row) if verb == "off" and row.lease_state == LeaseState.ALIVE else change["text"] + _closed_for(verb, row),
         "refused": verb == "off" and row.lease_state not in change["leases"],
         "label": change["label"],
         "effect": reads.effect(row, now) if verb in ("cordon", "drain") else None,
         "touched": verbs.effect_of_drain(row, now),
         "draining": verb == "drain",
+        "what_happens": "stops when its lease ends" if verb == "revoke" else "runs on",
         "form": form,
         "now": now,
     }

@@ -41,10 +41,11 @@ def words_of(seconds: int) -> str:
 
 
 class LengthField(forms.CharField):
-    """Cleans to whole seconds, and shows them in units."""
+    """Cleans to whole seconds, and shows them in units. ``least`` and ``most``: what its service allows, in seconds."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, least: int = 0, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(max_length=60, **kwargs)
+        self.least, self.most = least, most
 
     def to_python(self, value: Any) -> Any:
         """Seconds, or None where nothing was given."""
@@ -54,6 +55,9 @@ class LengthField(forms.CharField):
         found = seconds_of(str(text))
         if found is None:
             raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {ALLOWED}.")
+        if self.most is not None and not self.least <= found <= self.most:
+            told = f"{words_of(self.least)} to {words_of(self.most)}"
+            raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {told}.")
         return found
 
     def run_validators(self, value: Any) -> None:

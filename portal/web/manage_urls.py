@@ -28,4 +28,5 @@ urlpatterns = [
     path("hosts/<str:name>/drain/", hosts.host_change, {"verb": "drain"}, name="host-drain"),
     path("hosts/<str:name>/return/", hosts.host_change, {"verb": "return"}, name="host-return"),
     path("hosts/<str:name>/off/", hosts.host_change, {"verb": "off"}, name="host-off"),
+    path("hosts/<str:name>/revoke/", hosts.host_change, {"verb": "revoke"}, name="host-revoke"),
 ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.text import slugify
 
 from portal import policy
 from portal.models import Organisation, Template
@@ -110,11 +113,11 @@ class HealthRuleForm(VerbForm):
     code = forms.CharField(max_length=40)
     action = forms.ChoiceField(choices=HealthRule.Action.choices)
     repeats = forms.IntegerField()
-    window_seconds = LengthField(label="window")
+    window_seconds = LengthField(label="within", least=1, most=health_verbs.LONGEST_WINDOW)
+    counts = forms.ChoiceField(choices=HealthRule.Counts.choices, required=False)
 
 
 @signed_in
-    counts = forms.ChoiceField(choices=HealthRule.Counts.choices, required=False)
 def settings(request: HttpRequest) -> HttpResponse:
     """The organisation and its pools."""
     organisation = Organisation.objects.first() or Organisation(name="")
@@ -258,7 +261,8 @@ def template_edit(request: HttpRequest, slug: str = "") -> HttpResponse:
 
 @signed_in
 def health_rules(request: HttpRequest) -> HttpResponse:
-    """The table that says what is done about hardware events."""
+    """The table that says what is done about hardware events. What is refused is told at its row, with what was typed."""
+    refused: dict[str, Any] = {}
     if request.method == "POST":
         form = HealthRuleForm(request.POST)
         done = None
@@ -267,21 +271,36 @@ def health_rules(request: HttpRequest) -> HttpResponse:
                 health_verbs.set_health_rule, actor=viewer(request), now=timezone.now(), **form.cleaned_data
             )
         if done is not None:
-            messages.success(request, f"{form.cleaned_data['code']} is changed.")
-        for errors in form.errors.values():
-            for error in errors:
-                messages.error(request, str(error))
-        return redirect("health-rules")
+            # Back to its row: the table is long.
+            code = form.cleaned_data["code"]
+            return redirect(f"{reverse('health-rules')}?{urlencode({'saved': code})}#{slugify(code)}")
+        refused = {"code": request.POST.get("code", ""), "errors": [str(e) for row in form.errors.values() for e in row]}
+        for error in refused["errors"]:
+            messages.error(request, error)
     context = {
-        "rows": [(rule, words_of(rule.window_seconds)) for rule in sorted(HealthRule.objects.all(), key=_code_order)],
+        "refused": refused,
+        "saved": request.GET.get("saved", ""),
+        "most_repeats": health_verbs.MOST_REPEATS,
+        "limits": f"1 to {health_verbs.MOST_REPEATS:,} events, within 1 s to {words_of(health_verbs.LONGEST_WINDOW)}",
+        "rows": [
+            (_as_typed(rule, request.POST) if rule.code == refused.get("code") else (rule, words_of(rule.window_seconds)))
+            for rule in sorted(HealthRule.objects.all(), key=_code_order)
+        ],
         "actions": [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices],
+        "counts": HealthRule.Counts.choices,
         "may_change": policy.may(request.user, "health_rule.change"),
     }
-    return render(request, "organisation/health_rules.html", context)
+    return render(request, "organisation/health_rules.html", context, status=400 if refused else 200)
+
+
+def _as_typed(rule: HealthRule, given: QueryDict) -> tuple[HealthRule, str]:
+    """The row with what somebody typed in it, not saved."""
+    for name in ("action", "repeats", "counts"):
+        setattr(rule, name, given.get(name, ""))
+    return rule, given.get("window_seconds", "")[:60]
 
 
 def _code_order(rule: HealthRule) -> tuple[str, int, str]:
     """By kind, and numbers as numbers: xid:8 before xid:13 before xid:100."""
     kind, _, which = rule.code.partition(":")
     return kind, int(which) if which.isdecimal() else 0, which
-        "counts": HealthRule.Counts.choices,

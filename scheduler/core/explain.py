@@ -3,6 +3,7 @@ what a drain would touch. Every answer is ``plan()`` on an overlay of the snapsh
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -397,17 +398,22 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
     placed = {p.workload: p for p in planned.placements}
     refused = {r.workload: r for r in planned.refusals}
     pool = next((h.pool for h in snapshot.hosts if h.id == host), None)
-    kept: list[set[int]] = [
-        set(Promises(Board(some, p, now)).witness)
-        for p in snapshot.pools
-        if p.id == pool
-        for some in (snapshot, overlay)
-    ]
     return DrainEffect(
         tuple(Moved(r.id, r.team, r.preemptible, placed.get(r.id), refused.get(r.id)) for r in leaving),
         tuple(sorted(r.id for r in snapshot.reservations if units & set(r.units) and r.end > now)),
-        tuple(sorted(kept[0] - kept[1])) if kept else (),
+        tuple(sorted(_kept(snapshot, pool, now) - _kept(overlay, pool, now))),
     )
+
+
+def unkept_without(snapshot: Snapshot, pool: int, units: Collection[int], now: int) -> tuple[int, ...]:
+    """Reservations to come that could be kept now and could not be without these units, such as a GPU's that is split otherwise."""
+    overlay = replace(snapshot, units=tuple(replace(u, well=False) if u.id in units else u for u in snapshot.units))
+    return tuple(sorted(_kept(snapshot, pool, now) - _kept(overlay, pool, now)))
+
+
+def _kept(snapshot: Snapshot, pool: int | None, now: int) -> set[int]:
+    """Reservations of a pool for which there is room in their windows."""
+    return {kept for p in snapshot.pools if p.id == pool for kept in Promises(Board(snapshot, p, now)).witness}
 
 
 def ask_of(snapshot: Snapshot, running: Running) -> Ask:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 
-from scheduler.models import Diagnostic, Gpu, Host, MaintenanceWindow, Pool
+from django.db.backends.postgresql.psycopg_any import NumericRange
+from django.utils import timezone
+
+from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.models import Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Unit
+from telemetry.models import HealthEvent
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
+from tests.portal.web.work_samples import make_waiting, run_job
 from tests.world import World
 
 
@@ -26,7 +32,13 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(gpupool: Gpupool, sign_in: Si
     assert "is out" in done(gpupool, "host take-out-gpu alpha 1 --why 'goes back'")
     assert Gpu.objects.get(host__name="alpha", index=1).state_reason == "goes back"
     told = done(gpupool, "host health alpha")
-    assert "out" in told and "wanted" in told
+    assert "out" in told and "wanted" in told and "No hardware event." in told
+    HealthEvent.objects.create(
+        host=Host.objects.get(name="alpha"), gpu=Gpu.objects.get(host__name="alpha", index=1), event_id="1", source="nvml",
+        code="xid:48", detail="row 7, pid=4711, name=train", at=timezone.now(), received_at=timezone.now(), action_taken="warn",
+    )  # fmt: skip
+    told = done(gpupool, "host health alpha")
+    assert "xid:48" in told and "an uncorrectable memory error" in told and "row 7" in told and "4711" not in told
     assert json.loads(done(gpupool, "host health alpha --json"))["gpus"][1]["repair_state"] == "out"
     assert "is well" in done(gpupool, "host return-gpu alpha 1")
 
@@ -62,3 +74,26 @@ def test_who_is_no_operator_is_told_so(gpupool: Gpupool, sign_in: SignIn, served
     sign_in(served_world.vision.member)
     assert "Only an operator" in gpupool("host", "diagnose", "alpha").err
     assert gpupool("host", "health", "alpha").code == 0
+
+
+def test_hosts_and_status_say_what_is_so_now(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.people["operator"])
+    done(gpupool, "host cordon alpha --why 'looking at fans'")
+    assert "looking at fans" in done(gpupool, "hosts")
+    Host.objects.filter(name="alpha").update(lease_state="silent")
+    assert "its agent does not speak; before that: looking at fans" in done(gpupool, "hosts")
+    unit = Unit.objects.filter(gpu__host__name="beta", gpu__index=0, retired_at=None)
+    unit.update(slots=NumericRange(0, 120), profile="1g.10gb")
+    model = Gpu.objects.get(host__name="beta", index=0).model
+    [shared] = [row for row in json.loads(done(gpupool, "status --json")) if row["slug"] == "shared"]
+    [told_of] = [row for row in shared["models"] if row["model"] == model]
+    assert told_of["free_in_parts_gpus"] == 120 / SLOTS_PER_GPU
+    assert "free in slices" in (told := done(gpupool, "status")) and "0.1429" in told
+
+
+def test_why_says_how_many_are_not_yours_to_see(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    other = run_job(served_world, served_world.language, "secret-llm", host="alpha", gpus=[0, 1])
+    mine = make_waiting(served_world, served_world.vision, "mri", blockers=[other.pk])
+    sign_in(served_world.vision.member)
+    told = done(gpupool, f"why {mine.public_id}")
+    assert "1 that you may not see" in told and "1 more" not in told and "secret-llm" not in told

@@ -19,6 +19,7 @@ class ModelShape(Ser):
     in_service_gpus = serializers.FloatField(help_text="of these on hosts that take work")
     held_gpus = serializers.FloatField(help_text="held now, in parts of GPUs")
     free_gpus = serializers.FloatField(help_text="in service and held by nobody")
+    free_in_parts_gpus = serializers.FloatField(help_text="of these in MIG slices or shares: no whole GPU can be made of them")
 
 
 class PoolShape(Ser):
@@ -112,11 +113,11 @@ class HealthRuleShape(Ser):
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = serializers.IntegerField()
     window_seconds = serializers.IntegerField()
-    source = serializers.CharField()  # type: ignore[assignment]
     counts = serializers.ChoiceField(
         choices=HealthRule.Counts.choices,
         help_text="people: a program can bring it about, so those of one person's work count as one",
     )
+    source = serializers.CharField()  # type: ignore[assignment]
     elsewhere = serializers.CharField(help_text="where others do something else, and their source")
 
 

@@ -14,9 +14,9 @@ from portal.errors import Invalid
 from portal.models import AuditEvent, Notification
 from portal.services.geometry import profiles_of
 from scheduler import geometry
-from scheduler.models import GeometryChange, Gpu
+from scheduler.models import GeometryChange, Gpu, Reservation
 from tests.fakes import FakeAgent
-from tests.portal.web.work_samples import run_job, signed_in
+from tests.portal.web.work_samples import reserve, run_job, signed_in
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -123,7 +123,7 @@ def test_the_api_shows_previews_changes_and_takes_back(world: World, alpha: Fake
     assert {"name": "3g.40gb", "slices": 3, "memory_mib": 38912, "most": 2} in rows[1]["profiles"]
     body = {"gpu": 1, "geometry": "7x1g.10gb"}
     effect = client.post("/api/v1/hosts/alpha/geometry/preview/", body, content_type="application/json").json()
-    assert effect == {"gpu": 1, "before": "", "after": "7x1g.10gb", "work": [], "reservations": 0, "free_by": None}
+    assert effect == {"gpu": 1, "before": "", "after": "7x1g.10gb", "work": [], "reservations": 0, "unkept": [], "free_by": None}
     made = client.post("/api/v1/hosts/alpha/geometry/", body, content_type="application/json")
     assert (made.status_code, made.json()["state"], made.json()["before"]) == (202, "draining", "whole")
     taken = client.post("/api/v1/hosts/alpha/geometry/withdraw/", {"gpu": 1}, content_type="application/json")
@@ -154,3 +154,15 @@ def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[s
 def test_what_is_no_geometry_is_refused(text: object) -> None:
     with pytest.raises(Invalid, match="geometry is"):
         profiles_of(text)
+
+
+def test_the_preview_names_reservations_to_come_that_could_not_be_kept(world: World, alpha: FakeAgent) -> None:
+    """Both hosts with such GPUs are promised whole for tomorrow: without this one GPU only one of them can be."""
+    reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
+    reserve(world, world.vision, "all of them", hours=24, length=2, units=8)
+    page = signed_in(world.operator).get(ADDRESS, {"geometry": "2x3g.40gb"}).content.decode()
+    assert "Could not be kept without it" in page and "all of them" in page
+    Reservation.objects.all().delete()
+    reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
+    page = signed_in(world.operator).get(ADDRESS, {"geometry": "2x3g.40gb"}).content.decode()
+    assert "Could not be kept without it" not in page

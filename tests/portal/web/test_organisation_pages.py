@@ -8,6 +8,7 @@ from django.urls import reverse
 
 from portal.models import ApiToken, AuditEvent, Membership, Template, User
 from scheduler.models import Pool, Team
+from telemetry.models import HealthRule
 from tests.world import PASSWORD, World
 
 pytestmark = pytest.mark.django_db
@@ -147,6 +148,26 @@ def test_health_rules_stand_in_the_order_of_their_numbers(world: World) -> None:
     shown = signed_in(world.operator).get(reverse("health-rules")).content.decode()
     assert shown.index("<b>xid:8</b>") < shown.index("<b>xid:13</b>") < shown.index("<b>xid:100</b>")
     assert "Quarantine GPU</option>" in shown
+
+
+def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(world: World) -> None:
+    client, address = signed_in(world.operator), reverse("health-rules")
+    assert "1 to 1,000 events, within 1 s to 30 d" in client.get(address).content.decode()
+    wish = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
+    done = client.post(address, wish)
+    assert done.headers["Location"] == f"{address}?saved=xid%3A79#xid79"
+    assert "Saved." in client.get(done.headers["Location"]).content.decode()
+    for field, value, told in (
+        ("repeats", "1001", "repeats is 1001; allowed: a whole number from 1 to 1,000."),
+        ("window_seconds", "31 d", "within is &#x27;31 d&#x27;; allowed: 1 s to 30 d."),
+        ("window_seconds", "soon", "within is &#x27;soon&#x27;; allowed: such as 90 s"),
+    ):
+        refused = client.post(address, wish | {field: value})
+        page = refused.content.decode()
+        row = page.partition('id="xid79"')[2].partition("</tr>")[0]
+        assert refused.status_code == 400 and told in row and f'value="{value}"' in row
+    rule = HealthRule.objects.get(code="xid:79")
+    assert (rule.action, rule.repeats, rule.window_seconds) == ("warn", 2, 7200)
 
 
 def test_a_job_template_needs_a_command(world: World) -> None:

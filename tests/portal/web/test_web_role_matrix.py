@@ -76,6 +76,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "host-drain": ("GET", OPERATORS),
     "host-return": ("GET", OPERATORS),
     "host-off": ("GET", OPERATORS),
+    "host-revoke": ("GET", OPERATORS),
     "host-maintenance": ("GET", OPERATORS),
     "host-repair": ("POST", OPERATORS_DO),
     "gpu-geometry": ("GET", OPERATORS),
@@ -188,8 +189,8 @@ class Things:
             "workload-relaunch",
         )
         arguments |= dict.fromkeys(jobs, [self.job.public_id])
-        of_a_host = ("host", "host-cordon", "host-drain", "host-return", "host-off", "host-maintenance", "host-repair")
-        arguments |= dict.fromkeys(of_a_host, ["delta"])
+        verbs = ("cordon", "drain", "return", "off", "revoke", "maintenance", "repair")
+        arguments |= dict.fromkeys(("host", *(f"host-{verb}" for verb in verbs)), ["delta"])
         arguments["gpu-geometry"] = ["delta", 0]
         decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")
         arguments |= dict.fromkeys(decisions, [self.submission.public_id])

@@ -1,0 +1,115 @@
+"""A host's events: what changed from what to what, by whom and why; and a revoked credential, told at once."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import timedelta
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import NumericRange
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import AuditEvent, User
+from scheduler.models import Host, Unit
+from scheduler.services import hosts as engine
+from telemetry.health import handle_events
+from telemetry.models import HealthEvent
+from tests.portal.web.work_samples import signed_in
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+
+def text_of(page: str) -> str:
+    """As it is read: one line, without markup."""
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.unescape(page)))
+    return re.sub(r" ([:.,])", r"\1", words)
+
+
+def page_of(user: User) -> str:
+    return text_of(signed_in(user).get(reverse("host", args=["alpha"])).content.decode())
+
+
+def events_of(user: User) -> str:
+    return page_of(user).partition("Events the newest first")[2]
+
+
+def test_a_change_is_told_from_what_to_what_by_whom_and_why(world: World) -> None:
+    client = signed_in(world.operator)
+    User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Petrov")
+    name = "Olga Petrov"
+    engine.record_host_change(world.hosts["alpha"], "its agent speaks", world.now - timedelta(hours=1))
+    client.post(reverse("host-cordon", args=["alpha"]), {"why": "looking at fans"})
+    client.post(reverse("host-return", args=["alpha"]), {"why": "fans replaced"})
+    told = events_of(world.operator)
+    assert f"In service: In service → Cordoned by {name}: looking at fans" in told
+    assert f"In service: Cordoned → In service by {name}: fans replaced" in told
+    assert told.index("fans replaced") < told.index("looking at fans")
+    for_others = events_of(world.vision.member)
+    assert "by an operator: fans replaced" in for_others and name not in for_others
+
+
+def test_what_the_health_rules_did_is_told_so(world: World) -> None:
+    alpha, now = world.hosts["alpha"], timezone.now()
+    engine.record_host_change(alpha, "its agent speaks", now - timedelta(hours=1))
+    HealthEvent.objects.create(
+        host=alpha, gpu=alpha.gpus.get(index=1), event_id="1", source="xid", code="xid:79", at=now, received_at=now
+    )
+    handle_events(now)
+    told = events_of(world.operator)
+    assert "In service: In service → Cordoned by the health rules" in told
+    assert re.search(r"GPU 1: Quarantined by the health rules", told)
+
+
+def test_a_gpu_that_is_taken_out_and_returned_says_from_what(world: World) -> None:
+    client = signed_in(world.operator)
+    for verb in ("out", "return"):
+        client.post(reverse("host-repair", args=["alpha"]), {"verb": verb, "gpu": 2})
+    assert "GPU 2: Out of service → Well by" in events_of(world.operator)
+
+
+def test_announced_maintenance_and_a_join_token_are_events(world: World) -> None:
+    client = signed_in(world.operator)
+    window = {"start": "2126-05-02T08:00", "end": "2126-05-02T12:00", "why": "new fans"}
+    client.post(reverse("host-maintenance", args=["alpha"]), window)
+    client.post(reverse("host", args=["alpha"]), {"verb": "token"})
+    told = events_of(world.operator)
+    assert "Maintenance announced: Thu 2 May 08:00 to 12:00 by" in told and ": new fans" in told
+    assert "A join token was made" in told
+
+
+def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> None:
+    Host.objects.filter(name="alpha").update(credential_hash="x" * 64)
+    client, address = signed_in(world.operator), reverse("host-revoke", args=["alpha"])
+    assert "What it touches" in client.get(address).content.decode()
+    assert "credential revoked" not in page_of(world.operator)
+    done = client.post(address, {"why": "its disk left the house"}, follow=True).content.decode()
+    assert "alpha is cut off: its credential is revoked." in done
+    shown = page_of(world.operator)
+    name = world.operator.get_full_name() or world.operator.username
+    assert re.search(rf"credential was revoked (now|\d+ s ago) by {name}: its disk left the house\.", shown)
+    assert "Credential revoked" in shown and "credential revoked" in shown.partition("Lease")[2]
+    assert f"Its agent's credential was revoked by {name}: its disk left the house" in events_of(world.operator)
+    assert AuditEvent.objects.get(verb="revoke_host").why == "its disk left the house"
+    Host.objects.filter(name="alpha").update(credential_hash="y" * 64)
+    assert "credential was revoked now" not in page_of(world.operator).partition("Events")[0]
+
+
+def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> None:
+    assert "free" in page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
+    Host.objects.filter(name="alpha").update(lease_state="silent", isolation="plain", isolation_level="none")
+    shown = page_of(world.operator)
+    gpus = shown.partition("GPU Held by")[2].partition("Health")[0]
+    assert "not held" in gpus and "free" not in gpus
+    assert "none: plain processes" in shown
+
+
+def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
+    Unit.objects.filter(gpu__host__name="alpha", gpu__index=0).update(slots=NumericRange(0, 120), profile="1g.10gb")
+    unit = Unit.objects.get(gpu__host__name="alpha", gpu__index=0)
+    unit.pk, unit.slots, unit.uuid = None, NumericRange(120, 240), "another-slice"
+    unit.save()
+    page = text_of(signed_in(world.operator).get(reverse("fleet"), {"pool": "shared"}).content.decode())
+    assert "at most 8 on one host · 1 free in slices" in page
