@@ -27,7 +27,7 @@ def _at(name: str, verb: str) -> str:
 @command(host, "health")
 @click.argument("name")
 def health(session: Session, name: str) -> None:
-    """How its GPUs are, processes of no workload on them, and announced maintenance."""
+    """How its GPUs are, what they reported, processes of no workload on them, and announced maintenance."""
     found = session.client.get(_at(name, "health"))
     if session.json:
         return output.as_json(found)
@@ -36,6 +36,16 @@ def health(session: Session, name: str) -> None:
         ("GPU", "model", "repair", "why", "last diagnostic", "when", "found"),
         ((row["gpu"], row["model"], row["repair_state"], row["reason"], *_last(row, now)) for row in found["gpus"]),
         "No GPU reported.",
+    )
+    if found["state_reason"]:
+        output.say(f"Not simply in service: {found['state_reason']}")
+    output.table(
+        ("when", "GPU", "event", "meaning", "detail", "done"),
+        (
+            (ago(e["at"], now), "" if e["gpu"] is None else e["gpu"], e["code"], e["meaning"], e["detail"], e["action"])
+            for e in found["events"]
+        ),
+        "No hardware event.",
     )
     if found["strays"]:
         output.say(f"Processes of no workload: {found['strays']}")
@@ -130,7 +140,8 @@ def change_geometry(session: Session, name: str, gpu: int, wanted: str, preview:
             "Nothing runs on it.",
         )
         begins = "at once" if found["free_by"] is None else f"by {local(found['free_by'])}"
-        return output.say(f"Reservations bound to it: {found['reservations']}. Its host begins {begins}.")
+        unkept = f" Could not be kept without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
+        return output.say(f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}.")
     row = session.client.post(_at(name, "geometry"), {**body, "why": why})
     said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
     return output.as_json(row) if session.json else output.say(f"{said} See: gpupool host geometry {name}")

@@ -29,6 +29,7 @@ from portal.models import (
 )
 from portal.selectors import arrays, moves, stops
 from scheduler import nudge
+from scheduler.attestation import SEEN_OFF
 from scheduler.core.geometry import described
 from scheduler.core.reasons import Code
 from scheduler.models import (
@@ -300,14 +301,26 @@ def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
     """To operators, and to the owners of what runs there."""
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
+        before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
+        off = change.reason.removeprefix(SEEN_OFF) if change.reason.startswith(SEEN_OFF) else ""
+        if before is not None and not off and _is_as_well(change, before):
+            continue  # something else about it changed
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list("workload__owner_id", flat=True)
         trouble = (
             "it fell silent"
             if change.lease_state == LeaseState.SILENT
             else f"its repair state is {change.repair_state}"
         )
-        numbers = {"host": change.host.name, "trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
+        numbers: dict[str, Any] = {"host": change.host.name}
+        if off:
+            numbers |= {"off_since": change.at.timestamp(), "by": off}
+        else:
+            numbers |= {"trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
         yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
+
+
+def _is_as_well(change: HostStateChange, before: HostStateChange) -> bool:
+    return (change.lease_state, change.repair_state) == (before.lease_state, before.repair_state)
 
 
 def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:

@@ -11,6 +11,8 @@ from scheduler.models import Gpu, Host, Unit
 from scheduler.services.hosts import record_host_change
 from scheduler.states import LeaseState, change_state
 
+SEEN_OFF = "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
+
 
 @transaction.atomic
 def attest_off(host: Host, *, reason: str, now: datetime) -> bool:

@@ -9,7 +9,15 @@ from django.db import transaction
 
 from scheduler import locks
 from scheduler.models import Gpu, Host
-from scheduler.services.hosts import cordon_host, drain_host, move_work_off, quarantine_gpu, trip_host
+from scheduler.services.hosts import (
+    cordon_host,
+    drain_host,
+    move_work_off,
+    note_on_closed_host,
+    quarantine_gpu,
+    trip_host,
+)
+from scheduler.states import AdminState
 from telemetry import breaker, causes, strays
 from telemetry.models import HealthEvent, HealthRule
 
@@ -104,16 +112,23 @@ def _act(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime
         return trip_host(event.host, reason=reason, now=now)  # what runs there runs
     if action == Action.CORDON:
         # Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes.
-        cordoned = cordon_host(event.host, reason=reason, now=now)
+        # A host that a person has closed stays as that one wanted it, and says this beside.
+        noted = note_on_closed_host(event.host, reason=reason, now=now)
+        cordoned = noted or (not _is_closed(event.host) and cordon_host(event.host, reason=reason, now=now))
         quarantined = _quarantine(event, reason, now)
         if cordoned:
             move_work_off(event.host, now=now, also_unpreemptible=False)
         return cordoned or quarantined
     if action == Action.DRAIN:
-        return drain_host(event.host, reason=reason, now=now)
+        noted = note_on_closed_host(event.host, reason=reason, now=now)
+        return drain_host(event.host, reason=event.host.state_reason if _is_closed(event.host) else reason, now=now) or noted
     if action == Action.QUARANTINE_GPU:
         return _quarantine(event, reason, now)
     return False
+
+
+def _is_closed(host: Host) -> bool:
+    return host.admin_state in (AdminState.CORDONED, AdminState.DRAINING)
 
 
 def _quarantine(event: HealthEvent, reason: str, now: datetime) -> bool:

@@ -66,8 +66,19 @@ class AnnouncedMaintenanceShape(shapes.MaintenanceShape):
     id = serializers.IntegerField(source="pk")
 
 
+class HardwareEventShape(serializers.Serializer[Any]):
+    at = serializers.DateTimeField()
+    gpu = serializers.IntegerField(allow_null=True)
+    code = serializers.CharField(help_text="xid:79")
+    meaning = serializers.CharField(help_text="empty: the table does not know the code")
+    detail = serializers.CharField()
+    action = serializers.CharField(help_text="what was done by the table, or held_back; empty: nobody has looked yet")
+
+
 class HostHealthShape(serializers.Serializer[Any]):
+    state_reason = serializers.CharField(help_text="why it is not simply in service")
     gpus = GpuHealthShape(many=True)
+    events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
     maintenance = AnnouncedMaintenanceShape(many=True)
@@ -76,11 +87,13 @@ class HostHealthShape(serializers.Serializer[Any]):
 class HostHealth(View):
     @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
     def get(self, request: Request, name: str) -> Response:
-        """How its GPUs are: repair, last diagnostic, processes of no workload, announced maintenance."""
+        """How its GPUs are: repair, last diagnostic, hardware events, processes of no workload, announced maintenance."""
         host = _host(self, name)
         found = reads.strays(self.actor, host)
         told = {
+            "state_reason": host.state_reason,
             "gpus": reads.gpus(host),
+            "events": reads.hardware_events(host),
             "strays": found.count,
             "stray_processes": found.rows,
             "maintenance": reads.windows(host, self.now),

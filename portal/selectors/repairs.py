@@ -12,10 +12,12 @@ from portal.selectors import geometry
 from scheduler import diagnostics
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool
 from scheduler.states import DiagnosticState, RepairState
-from telemetry.models import Stray
+from telemetry.health import for_everybody
+from telemetry.models import HealthEvent, HealthRule, Stray
 
 OPEN = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 STRAYS_SHOWN = 50
+EVENTS_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,23 @@ def gpus(host: Host) -> list[GpuHealth]:
     reported = (host.hardware.get("reported") or {}).get("gpus") or []
     facts = {each.get("uuid"): each for each in reported}
     return [GpuHealth(each.gpu, last.get(each.gpu.pk), facts.get(each.gpu.uuid, {}), each) for each in split]
+
+
+def hardware_events(host: Host) -> list[dict[str, Any]]:
+    """What its GPUs and its driver reported, the newest first, as anybody may read it who sees the host. Two queries."""
+    rows = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN])
+    meanings = dict(HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning"))
+    return [
+        {
+            "at": row.at,
+            "gpu": row.gpu.index if row.gpu else None,
+            "code": row.code,
+            "meaning": meanings.get(row.code, ""),
+            "detail": for_everybody(row),
+            "action": row.action_taken,
+        }
+        for row in rows
+    ]
 
 
 def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:

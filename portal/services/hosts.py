@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from portal import policy
+from portal import policy, wording
 from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
@@ -122,7 +122,7 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
     told = ("lease_state", "last_sync_at")
     with transaction.atomic():
         before = audit.facts(host, *told)
-        if not attestation.attest_off(host, reason=f"seen powered off by {actor.get_username()}: {why}"[:300], now=now):
+        if not attestation.attest_off(host, reason=f"{attestation.SEEN_OFF}{actor.get_username()}: {why}"[:300], now=now):
             raise Conflict(
                 f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."
             )
@@ -136,7 +136,8 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 def set_maintenance(
     *, actor: User, host: Host, start: datetime, end: datetime, why: str, now: datetime, via: str = "web"
 ) -> MaintenanceWindow:
-    """Announce a window in which the host is away: nothing is planned into it. Raises Invalid, NotAllowed."""
+    """Announce a window in which the host is away: nothing is planned into it. Raises Invalid, NotAllowed, and Conflict where
+    another of its windows has a part of that time."""
     policy.require(actor, "host.change")
     checks = Checks()
     first, last = checks.moment("start", start), checks.moment("end", end)
@@ -154,12 +155,25 @@ def set_maintenance(
             )
     checks.done()
     with transaction.atomic():
-        window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
+        try:
+            window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
+        except engine.Refused as refused:
+            raise _overlap(host, refused.numbers) from None
         audit.record(
             actor=actor, via=via, now=now, verb="set_maintenance", target=host, why=why,
             after={"start": first.isoformat(), "end": last.isoformat()},
         )  # fmt: skip
     return window
+
+
+def _overlap(host: Host, other: dict[str, Any]) -> Conflict:
+    """Why a window can't be announced beside another one of the host."""
+    when = wording.window(other["start"], other["end"])
+    return Conflict(
+        f"{host.name} is away already {when} ({other['reason']}, window {other['window']}). Choose a time outside of it, or "
+        "take it back first.",
+        field="start",
+    )
 
 
 def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:

@@ -96,7 +96,7 @@ def cancel_maintenance(
     row, why = there[name], words_of_why(why)
     with transaction.atomic():
         before = audit.facts(row, "start", "end", "reason")
-        if not engine.cancel_maintenance(row):
+        if not engine.cancel_maintenance(row, now=now):
             raise Conflict("The window was taken back already.")
         audit.record(actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why)
     row.pk = int(name)

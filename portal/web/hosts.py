@@ -191,7 +191,9 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
     context = {
         "host": row,
         "title": change["title"].format(name),
-        "text": _alive_words(row) if verb == "off" and row.lease_state == LeaseState.ALIVE else change["text"] + _closed_for(verb, row),
+        "text": _alive_words(row)
+        if verb == "off" and row.lease_state == LeaseState.ALIVE
+        else change["text"] + _closed_for(verb, row),
         "refused": verb == "off" and row.lease_state not in change["leases"],
         "label": change["label"],
         "effect": reads.effect(row, now) if verb in ("cordon", "drain") else None,

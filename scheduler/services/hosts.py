@@ -21,7 +21,10 @@ from scheduler.models import (
     Run,
     Workload,
 )
+from scheduler.services.refused import Refused
 from scheduler.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
+
+LONGEST_REASON = 300  # characters, of what is kept beside a host's states
 
 
 @transaction.atomic
@@ -35,6 +38,26 @@ def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] 
 def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
     """Nothing new is placed on it; what runs goes on. False when it can't become cordoned from what it is."""
     return _change_admin(host, AdminState.CORDONED, reason, now)
+
+
+@transaction.atomic
+def note_on_closed_host(host: Host, *, reason: str, now: datetime) -> bool:
+    """What happened to a host that is cordoned or draining, beside why it was closed: who returns it for that has to see this, too.
+    False where the host is in another state, or says so already."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    if fresh.admin_state not in (AdminState.CORDONED, AdminState.DRAINING) or reason in fresh.state_reason:
+        return False
+    fresh.state_reason = beside(fresh.state_reason, reason)
+    Host.objects.filter(pk=fresh.pk).update(state_reason=fresh.state_reason)
+    record_host_change(fresh, reason, now)
+    _copy(fresh, host)
+    return True
+
+
+def beside(before: str, reason: str) -> str:
+    """Two reasons in one, the later one whole."""
+    room = LONGEST_REASON - len(reason) - 2
+    return f"{before[:room]}; {reason}" if before and room > 0 else reason[:LONGEST_REASON]
 
 
 @transaction.atomic
@@ -71,7 +94,15 @@ def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, now: datetime) -> MaintenanceWindow:
-    """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start."""
+    """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start.
+
+    Raises Refused ("windows_overlap", with the id, start, end and reason of the other) where one of this host is announced already.
+    """
+    locks.hosts([host.pk])
+    other = MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start).order_by("start", "pk").first()
+    if other is not None:
+        facts = (("end", other.end), ("reason", other.reason), ("start", other.start), ("window", other.pk))
+        raise Refused("windows_overlap", facts)
     window = MaintenanceWindow.objects.create(host=host, start=start, end=end, reason=reason, created_at=now)
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
@@ -79,9 +110,12 @@ def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, 
 
 
 @transaction.atomic
-def cancel_maintenance(window: MaintenanceWindow) -> bool:
-    """Take a window back; one that has begun is over with that. False when it was gone already."""
+def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
+    """Take a window back; one that has begun is over with that, and its host what it was before. False when it was gone already."""
+    host = locks.hosts([window.host_id])[window.host_id]
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
+    if removed and not host.maintenance_windows.filter(start__lte=now, end__gt=now).exists():
+        leave_maintenance(host, reason="its maintenance window was taken back", now=now)
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
     return bool(removed)
@@ -99,7 +133,7 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
 
 
 @transaction.atomic
-def leave_maintenance(host: Host, *, now: datetime) -> bool:
+def leave_maintenance(host: Host, *, reason: str = "its maintenance window is over", now: datetime) -> bool:
     """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and as
     well as it is."""
     fresh = locks.hosts([host.pk])[host.pk]
@@ -107,7 +141,6 @@ def leave_maintenance(host: Host, *, now: datetime) -> bool:
         return False
     before = fresh.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
     back = AdminState(before.admin_state) if before else AdminState.IN_SERVICE
-    reason = "its maintenance window is over"
     is_open = back == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
     changed = _change(fresh, "admin_state", back, reason, now, reason if is_open else fresh.state_reason)
     _copy(fresh, host)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
+import pytest
+
+from portal.errors import Conflict
+from portal.services import hosts
 from scheduler import clock, services
 from scheduler.models import Host
 from tests.world import World
@@ -58,7 +63,45 @@ def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> No
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
     )
     clock.maintenance_clock(world.now)
-    services.cancel_maintenance(window)
-    clock.maintenance_clock(world.now + MINUTE)
+    assert services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
-    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window is over")
+    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was taken back"), "at once"
+    assert not services.cancel_maintenance(window, now=world.now + MINUTE)
+
+
+def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world: World) -> None:
+    host = world.hosts["alpha"]
+    services.cordon_host(host, reason="do not use", now=world.now)
+    window = services.set_maintenance(host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now)
+    clock.maintenance_clock(world.now)
+    later = services.set_maintenance(
+        host, start=world.now + 60 * MINUTE, end=world.now + 90 * MINUTE, reason="and again", now=world.now
+    )
+    services.cancel_maintenance(later, now=world.now + MINUTE)
+    assert Host.objects.get(pk=host.pk).admin_state == "maintenance", "another one has begun"
+    services.cancel_maintenance(window, now=world.now + MINUTE)
+    host.refresh_from_db()
+    assert (host.admin_state, host.state_reason) == ("cordoned", "do not use")
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 60), (-30, 1), (59, 90), (10, 20), (-10, 90)])
+def test_a_window_over_another_one_of_the_host_is_refused_in_words_that_name_it(world: World, start: int, end: int) -> None:
+    host, noon = world.hosts["alpha"], world.now + 180 * MINUTE
+    first = services.set_maintenance(host, start=noon, end=noon + 60 * MINUTE, reason="new fans", now=world.now)
+    given: dict[str, Any] = {"actor": world.operator, "why": "firmware", "now": world.now}
+    times = {"start": noon + start * MINUTE, "end": noon + end * MINUTE}
+    with pytest.raises(Conflict) as refused:
+        hosts.set_maintenance(host=host, **times, **given)
+    assert f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})" in refused.value.message
+    assert host.maintenance_windows.count() == 1
+    assert hosts.set_maintenance(host=world.hosts["beta"], **times, **given)
+
+
+def test_windows_one_after_the_other_are_announced(world: World) -> None:
+    host, noon = world.hosts["alpha"], world.now + 180 * MINUTE
+    for begin in (0, 60, -60):
+        start = noon + begin * MINUTE
+        hosts.set_maintenance(
+            actor=world.operator, host=host, start=start, end=start + 60 * MINUTE, why="fans", now=world.now
+        )
+    assert host.maintenance_windows.count() == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import inspect
 import logging
@@ -173,13 +174,14 @@ class Life:
     def maintenance(self) -> None:
         window = MaintenanceWindow.objects.order_by("?").first()
         if window and self.dice.random() < 0.5:
-            services.cancel_maintenance(window)
+            services.cancel_maintenance(window, now=self.now)
         else:
             host, start = (
                 self.dice.choice(list(self.world.hosts.values())),
                 self.now + self.dice.choice((10, 600)) * SECOND,
             )
-            services.set_maintenance(host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now)
+            with contextlib.suppress(services.Refused):  # it is away already for a part of that
+                services.set_maintenance(host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now)
 
     def hardware(self) -> None:
         unit, gpu = Unit.objects.order_by("?")[0], Gpu.objects.order_by("?")[0]

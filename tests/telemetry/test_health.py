@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent.protocol import Health
 from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange, Unit
+from scheduler.services.hosts import cordon_host, drain_host
 from telemetry.agent_api import accept_health
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent, HealthRule
@@ -204,3 +207,42 @@ def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_a
     assert HealthRule.objects.get(code=f"xid:{code}").counts == "people"
     for hardware in (48, 79, 94, 95, 119):
         assert HealthRule.objects.get(code=f"xid:{hardware}").counts == "events"
+
+
+# -- a host that somebody closed already -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("close", [cordon_host, drain_host])
+def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world: World, close: Any) -> None:
+    alpha, units = world.hosts["alpha"], units_of(world.hosts["alpha"])
+    beside = hold(workload(world, world.language, preemptible=True), units[1], at(9))
+    close(alpha, reason="looking at fans", now=at(8))
+    before = Host.objects.get(name="alpha").admin_state
+    report(world, "alpha", "xid:79")
+    assert handle_events(at(10)) == 1
+    host = Host.objects.get(name="alpha")
+    assert host.state_reason == "looking at fans; the GPU has fallen off the bus (xid:79): planted"
+    assert host.admin_state == before
+    assert HostStateChange.objects.filter(host=host).latest("pk").reason == "the GPU has fallen off the bus (xid:79): planted"
+    assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
+    assert Command.objects.filter(run=beside.run, verb="notice", code="drained").exists()
+    report(world, "alpha", "xid:79", name="again")
+    handle_events(at(10, 1))
+    assert Host.objects.get(name="alpha").state_reason == host.state_reason, "once is enough"
+
+
+def test_a_long_reason_leaves_room_for_the_fault(world: World) -> None:
+    cordon_host(world.hosts["alpha"], reason="fans " * 60, now=at(8))
+    report(world, "alpha", "xid:79")
+    handle_events(at(10))
+    reason = Host.objects.get(name="alpha").state_reason
+    assert len(reason) == 300 and reason.endswith("; the GPU has fallen off the bus (xid:79): planted")
+
+
+def test_a_drain_by_the_table_keeps_why_a_person_cordoned_the_host(world: World) -> None:
+    HealthRule.objects.filter(code="xid:79").update(action="drain")
+    cordon_host(world.hosts["alpha"], reason="looking at fans", now=at(8))
+    report(world, "alpha", "xid:79")
+    handle_events(at(10))
+    host = Host.objects.get(name="alpha")
+    assert host.admin_state == "draining" and host.state_reason.startswith("looking at fans; the GPU has fallen")

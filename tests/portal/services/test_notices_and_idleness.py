@@ -12,10 +12,10 @@ from django.db import connection
 from portal import idle, notify, wording
 from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission
-from portal.services import approvals, reservations, workloads
-from scheduler import nudge
+from portal.services import approvals, hosts, reservations, workloads
+from scheduler import clock, nudge
 from scheduler import services as engine
-from scheduler.models import Allocation, Decision, HostStateChange, Reservation, Run, Workload
+from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
 from telemetry.health import handle_events
 from telemetry.models import Budget, BudgetAlert, HealthEvent, HealthRule
 from tests.world import H100, World, units_of
@@ -146,6 +146,24 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
     notify.tell(world.now + MINUTE)
     assert kinds(world.operator) == kinds(world.vision.member) == ["host_trouble"]
     assert kinds(world.language.member) == []
+
+
+@pytest.mark.django_db
+def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: World) -> None:
+    alpha = world.hosts["alpha"]
+    Host.objects.filter(pk=alpha.pk).update(last_sync_at=world.now - 30 * MINUTE)
+    clock.watch_hosts(world.now)
+    assert Host.objects.get(pk=alpha.pk).lease_state == "silent"
+    notify.tell(world.now + MINUTE)
+    hosts.attest_off(actor=world.operator, host=alpha, why="psu burnt", now=world.now + 2 * MINUTE)
+    hosts.cordon_host(actor=world.operator, host=alpha, why="the psu", now=world.now + 3 * MINUTE)
+    notify.tell(world.now + 4 * MINUTE)
+    told = [
+        wording.notice(row.kind, row.numbers)
+        for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
+    ]
+    assert told[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
+    assert len(told) == 2 and "fell silent" in told[0]
 
 
 @pytest.mark.django_db

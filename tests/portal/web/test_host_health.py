@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from agent.simulated_nvml import _gpus
@@ -248,3 +249,15 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
         each for each in client.get(f"/api/v1/workloads/{work.public_id}/why/").json()["decisions"] if each["kind"] == "moved"
     ]
     assert row["code"] == "gpu_error" and f"GPU 3 of alpha failed (XID 79, {meaning})" in row["sentence"]
+
+
+def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_it_in_words(world: World) -> None:
+    alpha = world.hosts["alpha"]
+    host_verbs.cordon_host(actor=world.operator, host=alpha, why="looking at fans", now=world.now)
+    gpu, now = units_of(alpha)[0].gpu, timezone.now()
+    accept_health(alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now)
+    health.handle_events(now)
+    asked = signed_in(world.operator).get(reverse("host-return", args=["alpha"])).content.decode()
+    assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in asked
+    fleet = signed_in(world.operator).get(reverse("fleet")).content.decode()
+    assert "the GPU has fallen off the bus (xid:79) in the last 24 h" in fleet and "4711" not in fleet
