@@ -33,7 +33,7 @@ from agent.protocol import (
     encode,
     parse,
 )
-from agent.runs import boottime
+from agent.run import boottime
 from agent.state import State, boot_id
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from agent.aside import Hangs
 from agent.background import is_kernel
 from agent.clean import Clean
 from agent.connection import BATCHES_AHEAD, FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, RESEND_SECONDS, Connection, join
+from agent.declared import declared_load
 from agent.diagnostics import Diagnostics
 from agent.events import KeptEvents
 from agent.geometry import Geometries
@@ -42,7 +43,8 @@ from agent.protocol import (
     StraySeen,
 )
 from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
-from agent.runs import Run, Runs, boottime, declared_load
+from agent.run import Run, boottime, write_log_mark
+from agent.runs import Runs
 from agent.scratch import Scratch
 from agent.spool import Spool
 from agent.state import State, boot_id, read_json
@@ -419,7 +421,7 @@ class Agent:
         for run in self.runs.runs.values():
             mark = self._log_marks.get(run.id, 0)
             if mark and mark != (read_json(run.folder / "log_sent.json") or {}).get("offset"):
-                self.runs.keep_log_mark(run, mark)
+                write_log_mark(run.folder, mark)
             self._log_marks[run.id] = run.log_sent
 
     async def _bring_about(self) -> None:

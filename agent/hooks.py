@@ -12,7 +12,7 @@ from agent.launchers import Box
 from agent.protocol import RunWanted
 
 SECONDS = 20.0  # less than a lease: until the epilog is over the run counts as not gone
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class NotUsable(ValueError):
@@ -36,7 +36,7 @@ class Hooks:
 def facts(wanted: RunWanted, box: Box) -> dict[str, str]:
     """The run as a hook finds it in its environment; docs/agent.md lists them. Paths are those of the host."""
     return {
-        "PATH": PATH,
+        "PATH": SYSTEM_PATH,
         "LANG": "C.UTF-8",
         "GPUPOOL_RUN": wanted.run,
         "GPUPOOL_WORKLOAD": wanted.workload,

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agent import processes
+from agent.hooks import SYSTEM_PATH
 from agent.reconcile import Stop
-from agent.runs import LEAST_FREE_BYTES, SYSTEM_PATH, Run, Runs
+from agent.run import Run
+from agent.runs import LEAST_FREE_BYTES, Runs
 
 log = logging.getLogger("agent.scratch")
 

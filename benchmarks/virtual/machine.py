@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 import agent.daemon
+import agent.declared
+import agent.lost
+import agent.run
 import agent.runs
 import agent.state
 import agent.volumes
@@ -22,8 +25,11 @@ from agent.cgroups import Cgroups
 from agent.daemon import Agent, Options
 from agent.launchers import Plain
 from agent.locks import HeldLocks
+from agent.lost import Lost
 from agent.protocol import FRAMES_DOWN, Desired, EnvironmentSeen, Refused, RunWanted, decode, encode
-from agent.runs import ACKNOWLEDGEMENT, Run, Runs
+from agent.run import ACKNOWLEDGEMENT, Run
+from agent.runs import Runs
+from agent.shim import verdict
 from agent.simulated_nvml import SimulatedMeter
 from agent.state import State, read_json
 from agent.tenants import Place
@@ -56,7 +62,7 @@ class Habits:
 
 @dataclass
 class Shim:
-    """A workload with the shim that keeps it. The rules are those of ``agent/shim.py``."""
+    """A workload with the shim that keeps it. What becomes of it is judged as in the real one, by ``agent.shim.verdict``."""
 
     machine: Machine
     run: Run
@@ -76,33 +82,45 @@ class Shim:
     told_to_go: float | None = None
     kill_at: float | None = None
     killed: bool = False
+    lease_until: float = 0.0  # as it was last read; never: over
 
     def tick(self) -> None:
         """One look at its files and clocks."""
         if not self.kept:
             return
         now, folder = self.machine.boottime(), self.run.folder
+        order = read_json(folder / "order.json") or {}
+        self.lease_until = _lease(folder, self.lease_until)
         if self.started is None:
+            self.cause = verdict.begins(order, now, self.lease_until)
+            if self.cause:
+                self._never_begin((order.get("stop") or {}).get("outcome", ""))
+                return
             self.started = now
             self.machine.note_started(self)
             self._write("shim.json", self._about(started_at=self.machine.wall()))
-        order = read_json(folder / "order.json") or {}
         if order.get("notice") and self.noticed_at is None:
             self.noticed_at = now
         elif not order.get("notice"):
             self.noticed_at = None
-        if order.get("stop") and not self.cause:
+        if verdict.heeds_stop(order, self.cause, self._has_ended(now)):
             self.stop_outcome, self.stop_whatever = order["stop"]["outcome"], order["stop"]["whatever"]
             self._stop("stop", order["stop"]["grace_seconds"])
         self._save(now)
         if not self.cause:
-            lease = _lease(folder)
             limit = order.get("max_runtime_seconds", self.wanted.max_runtime_seconds)
-            if limit and now >= self.started + limit:
-                self._stop("time_limit", self.wanted.grace_seconds)
-            elif lease is not None and now >= lease:
-                self._stop("lease_lost", self.wanted.grace_seconds)
+            cause = verdict.due(now, verdict.ends_at(self.started, limit), self.lease_until)
+            if cause:
+                self._stop(cause, self.wanted.grace_seconds)
         self._leave(now)
+
+    def _has_ended(self, now: float) -> bool:
+        """By itself, whatever anybody wants."""
+        return self.started is not None and now >= self.started + self.habits.runs
+
+    def _never_begin(self, stop_outcome: str) -> None:
+        self._write("shim.json", self._about())
+        self._tell_end(verdict.unbegun(self.cause, stop_outcome), None)
 
     def _save(self, now: float) -> None:
         due = self.noticed_at is not None and self.habits.saves_after is not None
@@ -118,8 +136,7 @@ class Shim:
         self._write("stopping.json", {"cause": cause})
 
     def _leave(self, now: float) -> None:
-        assert self.started is not None
-        by_itself = now >= self.started + self.habits.runs
+        by_itself = self._has_ended(now)
         obeys = self.told_to_go is not None and self.habits.leaves_after is not None
         obedient = obeys and now >= (self.told_to_go or 0.0) + (self.habits.leaves_after or 0.0)
         self.killed = not (by_itself or obedient) and self.kill_at is not None and now >= self.kill_at
@@ -129,20 +146,14 @@ class Shim:
     def end(self, by_itself: bool) -> None:
         """The last process is gone, and the shim says how it was."""
         code = self.habits.exit_code if by_itself else 137 if self.killed else 143
+        stop, saved = (self.stop_outcome, self.stop_whatever), self.noticed_at is not None and self.saved
+        self._tell_end(verdict.outcome(code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=False), code)
+
+    def _tell_end(self, outcome: str, code: int | None) -> None:
         ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
-        self._write("exit.json", {"outcome": self._outcome(code), **ended})
+        self._write("exit.json", {"outcome": outcome, **ended})
         self.kept = False
         self.vanish()
-
-    def _outcome(self, code: int) -> str:
-        if self.cause in ("lease_lost", "time_limit"):
-            return self.cause
-        saved = self.noticed_at is not None and self.saved
-        if self.cause == "stop":
-            if self.stop_whatever:
-                return self.stop_outcome
-            return "killed_at_grace" if self.killed else "checkpointed" if saved else self.stop_outcome
-        return "checkpointed" if saved else "finished" if code == 0 else "failed"
 
     def vanish(self) -> None:
         """No process is left: the locks that they held are free."""
@@ -188,6 +199,12 @@ class VirtualRuns(Runs):
 
     async def through(self, call: Callable[[], T]) -> T:
         return call()
+
+
+class VirtualLost(Lost):
+    """What is left of a run are the machine's processes."""
+
+    machine: Machine
 
     def _kill_rest(self, run: Run) -> bool:
         found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]
@@ -255,6 +272,8 @@ class Machine:
             cgroups=Cgroups(Path(os.devnull)),
         )  # fmt: skip
         runs.machine = self
+        runs.lost = lost = VirtualLost(state.tools, runs.cgroups)
+        lost.machine = self
         options = Options("http://edge", "", self.name, 5.0, False)
         self.agent = Agent(options, state, Plain(), meter, hardware, runs, [])
         self.agents += 1
@@ -408,11 +427,11 @@ class Machine:
                 raise Killed
 
 
-def _lease(folder: Path) -> float | None:
+def _lease(folder: Path, known: float) -> float:
     try:
         return float((folder / "lease").read_text())
     except (OSError, ValueError):
-        return None
+        return known
 
 
 @contextlib.contextmanager
@@ -434,7 +453,7 @@ def machines_instead_of_this_one(world: World) -> Iterator[None]:
     )
     nothing = EnvironmentSeen(python="3")
     with contextlib.ExitStack() as stack:
-        for module in (agent.runs, agent.daemon):
+        for module in (agent.run, agent.runs, agent.lost, agent.declared, agent.daemon):
             for name, value in (
                 ("boottime", lambda: here().boottime()),
                 ("boot_id", lambda: here().boot_id),

@@ -19,7 +19,8 @@ from agent.aside import Hangs
 from agent.launchers import Plain
 from agent.meter import Hardware, NoAnswer
 from agent.nvml_meter import NvmlMeter
-from agent.runs import Runs, boottime
+from agent.run import boottime
+from agent.runs import Runs
 from agent.state import State
 from agent.streams import Streams
 from agent.tenants import Range, Settling, Tenants

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent import processes
-from agent.runs import boottime
+from agent.run import boottime
 from agent.state import State, read_json
 
 MakeRun = Callable[..., Path]

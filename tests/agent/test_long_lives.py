@@ -21,7 +21,8 @@ from agent.launchers import Plain
 from agent.meter import Hardware, HardwareEvent
 from agent.network import SPACES, Network
 from agent.protocol import VERSION, Health, Inventory, LogChunk, Observed, Proof, SampleBatch, SampleRow
-from agent.runs import Runs, boottime
+from agent.run import boottime, write_log_mark
+from agent.runs import Runs
 from agent.spool import Spool
 from agent.state import State, read_json, write_text
 from tests.agent.conftest import job
@@ -263,7 +264,7 @@ async def test_how_far_a_log_was_sent_is_kept_without_waiting_for_the_disk(
     monkeypatch.setattr(os, "fsync", synced.append)
     run = runs.runs["run-1"]
     for offset in (1, 1 << 40, 77):
-        runs.keep_log_mark(run, offset)
+        write_log_mark(run.folder, offset)
         assert read_json(run.folder / "log_sent.json") == {"offset": offset}
     assert synced == []
     monkeypatch.undo()

@@ -13,7 +13,8 @@ import agent.daemon
 from agent.daemon import Agent, Options
 from agent.launchers import Plain
 from agent.protocol import VERSION, Desired, RunWanted
-from agent.runs import Run, Runs, _about
+from agent.run import Run, described
+from agent.runs import Runs
 from agent.simulated_nvml import SimulatedMeter
 from agent.state import State, read_json
 from tests.agent.conftest import job
@@ -36,7 +37,7 @@ class Host:
         self.folder = state.runs / self.wanted.run
         self.folder.mkdir()
         (self.folder / "shim.json").write_text(json.dumps({"started_at": 1.0}))
-        runs.runs[self.wanted.run] = Run(self.folder, _about(self.wanted), shim={"started_at": 1.0})
+        runs.runs[self.wanted.run] = Run(self.folder, described(self.wanted), shim={"started_at": 1.0})
         monkeypatch.setattr(
             runs, "_order", lambda run, **said: (run.folder / "order.json").write_text(json.dumps(said))
         )

@@ -13,7 +13,7 @@ import pytest
 
 from agent import processes
 from agent.cgroups import Cgroups
-from agent.runs import boottime
+from agent.run import boottime
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
