@@ -17,10 +17,12 @@ from unittest import mock
 import agent.daemon
 import agent.declared
 import agent.lost
+import agent.reporting
 import agent.run
 import agent.runs
 import agent.state
 import agent.volumes
+import agent.watching
 from agent.cgroups import Cgroups
 from agent.daemon import Agent, Options
 from agent.launchers import Plain
@@ -330,12 +332,11 @@ class Machine:
         """What the agent's loops do between frames, and then what they say."""
         assert self.agent is not None
         if self.agent.runs.look():
-            self.agent.changed = True
+            self.agent.news.note_change()
         if self.agent.runs.waits_for_units or self.agent._something_to_forget():
             self.world.wait(self.agent._reconcile())
         now = self.boottime()
-        if self.connection and (self.agent.changed or now >= self.next_observed):
-            self.agent.changed = False
+        if self.connection and (self.agent.news.take_change() or now >= self.next_observed):
             self.next_observed = now + self.agent.poll_seconds
             self.say()
 
@@ -343,10 +344,10 @@ class Machine:
         """A whole report."""
         assert self.agent is not None
         self.sequence += 1
-        observed = self.agent.observed(self.sequence)
+        observed = self.agent.news.observed(self.sequence)
         self.sent_at[self.sequence] = self.boottime()
         text, connection = encode(observed), self.connection
-        self.agent.on_observed_sent(observed)
+        self.agent.news.on_observed_sent(observed)
         self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
 
     def hear(self, connection: int, text: str) -> None:
@@ -453,7 +454,7 @@ def machines_instead_of_this_one(world: World) -> Iterator[None]:
     )
     nothing = EnvironmentSeen(python="3")
     with contextlib.ExitStack() as stack:
-        for module in (agent.run, agent.runs, agent.lost, agent.declared, agent.daemon):
+        for module in (agent.run, agent.runs, agent.lost, agent.declared, agent.reporting, agent.watching, agent.daemon):
             for name, value in (
                 ("boottime", lambda: here().boottime()),
                 ("boot_id", lambda: here().boot_id),
