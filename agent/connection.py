@@ -51,8 +51,6 @@ LARGEST_FRAME = 16 << 20
 LARGEST_JOIN_ANSWER = 1 << 16
 LOG_SECONDS = 0.4  # how often running workloads' logs are looked at
 SHORTEST_GAP_SECONDS = 0.05  # between two Observed frames
-BATCHES_AHEAD = 100  # at most so many are sent and not yet committed
-RESEND_SECONDS = 60.0  # a batch that was sent and is not committed after this is sent again
 UNANSWERED_POLLS = 2.0  # a report without news waits so long for the answer to the last one: well within the lease
 
 
@@ -151,8 +149,6 @@ class Connection:
         self._session = session
         self._edge = edge
         self._rejoin = rejoin
-        self.due = asyncio.Event()  # something is to be sent now
-        self.connected = False
         self._sequence = 0
         self._answered = 0  # the last Observed that the server has handled
         self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
@@ -190,13 +186,11 @@ class Connection:
         async with socket:
             self._sent_at.clear()
             self._agent.on_connect()
-            self.connected = True
             sender = asyncio.create_task(self._send(socket))
             reader = asyncio.create_task(self._read(socket))
             try:
                 done, _ = await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self.connected = False
                 self._agent.on_disconnect()
                 for task in (sender, reader):
                     task.cancel()
@@ -246,27 +240,26 @@ class Connection:
         return self._sent_at.get(desired.answers, 0.0)  # a frame of an earlier connection renews nothing
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        agent = self._agent
-        agent.changed = True
+        news = self._agent.news
+        news.note_change()
         said_at = 0.0
         while True:
             now = time.monotonic()
-            if agent.changed or now >= self._next_observed(said_at):
-                agent.changed = False
+            if news.take_change() or now >= self._next_observed(said_at):
                 await self._send_observed(socket)
                 said_at = now
-            for proof in agent.proofs_due():
+            for proof in news.proofs_due():
                 await socket.send_str(encode(proof))
             # A report asks for the leases of everything here: however much there is to say, it is not kept waiting for that.
-            for frame in itertools.chain(agent.health_due(), agent.batches_due(), agent.log_chunks()):
+            for frame in itertools.chain(news.health_due(), news.batches_due(), news.log_chunks()):
                 await socket.send_str(encode(frame))
                 if time.monotonic() >= self._next_observed(said_at):
                     break
-            self.due.clear()
-            if not agent.changed:
+            news.due.clear()
+            if not news.has_changed:
                 try:
                     await asyncio.wait_for(
-                        self.due.wait(), min(LOG_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
+                        news.due.wait(), min(LOG_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
                     )
                 except TimeoutError:
                     continue
@@ -279,9 +272,9 @@ class Connection:
 
     async def _send_observed(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._sequence += 1
-        observed = self._agent.observed(self._sequence)
+        observed = self._agent.news.observed(self._sequence)
         self._sent_at[self._sequence] = boottime()
         if len(self._sent_at) > 1000:
             del self._sent_at[next(iter(self._sent_at))]
         await socket.send_str(encode(observed))
-        self._agent.on_observed_sent(observed)
+        self._agent.news.on_observed_sent(observed)

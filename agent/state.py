@@ -11,15 +11,20 @@ tools/             what is put into every workload's reach: the checkpoint comma
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import pkgutil
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("agent.state")
 
 USED_KEPT = 10_000
 STARTS_KEPT = 16
@@ -91,6 +96,15 @@ def read_kept(path: Path) -> Any:
 def boot_id() -> str:
     """Random per boot of the kernel: a new one proves that nothing of before runs any more."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@contextlib.contextmanager
+def disk_trouble_survived(what: str) -> Iterator[None]:
+    """A full or broken disk is said, and does not end the agent: it keeps the leases of what runs."""
+    try:
+        yield
+    except OSError as error:
+        log.error("%s could not be written: %s", what, error)
 
 
 @dataclass

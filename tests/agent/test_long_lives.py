@@ -196,9 +196,10 @@ class Talkative:
     """As much of an agent as its connection asks for: a report each second, and a thousand things to say."""
 
     poll_seconds = 1.0
-    changed = False
+    has_changed = False
 
     def __init__(self) -> None:
+        self.news, self.due = self, asyncio.Event()
         self.events = [Health(f"event-{number}", "GPU-a", "xid", "xid:31", 1.0) for number in range(1000)]
 
     def observed(self, sequence: int) -> Observed:
@@ -208,6 +209,12 @@ class Talkative:
 
     def on_observed_sent(self, observed: Observed) -> None:
         return
+
+    def note_change(self) -> None:
+        return
+
+    def take_change(self) -> bool:
+        return False
 
     def proofs_due(self) -> Iterator[Proof]:
         return iter(())

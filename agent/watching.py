@@ -1,0 +1,167 @@
+"""What happens on this host, looked at again and again: its GPUs and who is on them, hardware events, notebooks, homes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from agent import processes, volumes
+from agent.background import is_kernel
+from agent.declared import declared_load
+from agent.meter import Meter, Use
+from agent.notebook import watch
+from agent.protocol import SampleRow
+from agent.reporting import News
+from agent.run import Run
+from agent.runs import Runs
+from agent.state import disk_trouble_survived
+from agent.strays import Known, Strays
+
+log = logging.getLogger("agent.watching")
+
+EVENTS_SECONDS = 1.0
+ASK_STARTING_SECONDS = 0.1  # a notebook that is starting
+ASK_READY_SECONDS = 3.0
+ROWS_OFFLINE = 12  # samples per batch while the edge is away: fewer, larger files
+
+
+class Watch:
+    """Of one host; what it finds goes to ``news``. ``own``: pids of the agent's own programs, that are no strays."""
+
+    def __init__(
+        self, runs: Runs, meter: Meter, news: News, *, sample_seconds: float, own: Callable[[], list[int]]
+    ) -> None:
+        self.stray_action = "report"  # as the server last said it
+        self.home_is_new = asyncio.Event()
+        self._runs = runs
+        self._meter = meter
+        self._news = news
+        self._sample_seconds = sample_seconds
+        self._own = own
+        self._strays = Strays()
+        self._unsaved: list[SampleRow] = []
+
+    def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What has to run for as long as the agent does."""
+        return self._sample(), self._watch_events(), self._watch_notebooks(), self._watch_homes()
+
+    def save(self) -> None:
+        """The last samples, as the agent ends."""
+        if self._unsaved:
+            with _samples_may_be_lost():
+                self._news.spool.add(self._unsaved)
+
+    # GPUs
+
+    async def _sample(self) -> None:
+        while True:
+            began = time.monotonic()
+            uses = await asyncio.to_thread(self._uses, list(self._runs.holders().items()))
+            self._unsaved += await self._meter.sample(uses, time.time())
+            self._look_for_strays(uses)
+            if self._news.connected or len(self._unsaved) >= ROWS_OFFLINE * max(1, len(self._runs.known_units)):
+                rows, self._unsaved = self._unsaved, []
+                with _samples_may_be_lost():
+                    await self._news.spool.add_beside(rows)
+                self._news.due.set()
+            await asyncio.sleep(max(0.0, self._sample_seconds - (time.monotonic() - began)))
+
+    def _uses(self, holders: list[tuple[str, Run]]) -> dict[str, Use]:
+        everything = processes.scan()
+        by_run: dict[str, Use] = {}
+        found: dict[str, Use] = {}
+        for unit, run in holders:
+            if run.id not in by_run:
+                by_run[run.id] = _use(run, everything)
+            found[unit] = by_run[run.id]
+        return found
+
+    def _look_for_strays(self, uses: dict[str, Use]) -> None:
+        # As it is now: what was started while the GPUs were read is none.
+        holders = {unit: run.id for unit, run in self._runs.holders().items()}
+        shims = {run.shim["pid"]: run.id for run in self._runs.runs.values() if "pid" in run.shim}
+        known = Known(uses, holders, shims, self._own(), self._runs.tenants.numbers, self._runs.cgroups.everybody)
+        if self._strays.look(self._meter.processes(), known, action=self.stray_action, now=time.monotonic()):
+            self._news.note_strays(self._strays.seen)
+
+    async def _watch_events(self) -> None:
+        for event in await self._meter.earlier(time.time()):
+            if not self._news.events.knows(event):
+                await self._news.note_event(event)
+        while True:
+            for event in await self._meter.events(time.time()):
+                await self._news.note_event(event)
+            await asyncio.sleep(EVENTS_SECONDS)
+
+    # notebooks
+
+    async def _watch_notebooks(self) -> None:
+        asking: dict[str, asyncio.Task[None]] = {}  # one that hangs holds up no other
+        asked: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(ASK_STARTING_SECONDS)
+            now = time.monotonic()
+            asking = {name: task for name, task in asking.items() if not task.done()}
+            asked = {name: when for name, when in asked.items() if name in self._runs.runs}
+            for run in self._runs.runs.values():
+                every = ASK_READY_SECONDS if run.ready else ASK_STARTING_SECONDS
+                due = (
+                    run.is_notebook and run.state == "running" and run.secret and now - asked.get(run.id, 0.0) >= every
+                )
+                if due and run.id not in asking:
+                    asked[run.id] = now
+                    asking[run.id] = asyncio.create_task(self._ask_notebook(run))
+
+    async def _ask_notebook(self, run: Run) -> None:
+        activity = await watch.ask(run.socket, run.secret)
+        if run.ended:
+            return
+        before = (run.step, run.ready, run.activity)
+        if activity is not None:
+            with disk_trouble_survived("the end of a notebook's secret"):
+                (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
+            run.ready, run.activity, run.step = True, {**activity, "last_background": run.background.last}, "ready"
+        elif not run.ready:
+            run.step = "starting JupyterLab"
+        if (run.step, run.ready, run.activity) != before:
+            self._news.note_change()
+
+    # homes
+
+    async def _watch_homes(self) -> None:
+        while True:
+            found, pause = await volumes.measured(self._runs.homes)
+            if found is not None:
+                self._news.note_homes(found)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.home_is_new.wait(), pause)
+            self.home_is_new.clear()
+
+
+@contextlib.contextmanager
+def _samples_may_be_lost() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.error("samples are lost: %s", error)  # a full disk: unknown, not zero
+
+
+def _use(run: Run, everything: dict[int, processes.Process]) -> Use:
+    tree = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
+    own = [process for process in tree if process.name != "bwrap"]
+    if run.is_notebook and own:
+        run.background.look(own, time.time())
+    computing = sum(1 for process in own if is_kernel(process.pid)) if run.is_notebook else min(1, len(own))
+    load, memory = declared_load(run, [process.pid for process in own])
+    return Use(
+        run=run.id,
+        pids=frozenset(process.pid for process in own),
+        cpu_seconds=sum(process.cpu_seconds for process in own),
+        gpu_processes=computing,
+        declared_utilisation=load,
+        declared_memory_mib=memory,
+    )
