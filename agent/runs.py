@@ -192,12 +192,9 @@ class Runs:
         return False
 
     def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
-        told = (read_json(run.folder / "order.json") or {}).get("stop") or {}
-        if not ended.get("error") and told.get("why") and told["outcome"] == ended["outcome"]:
-            ended = {**ended, "error": told["why"]}
-        run.ended = ended
-        if ended.get("error"):
-            log.warning("run %s ended as %s: %s", run.id, ended["outcome"], ended["error"])
+        run.ended = {**ended, "error": ended.get("error") or _why_stopped(run, ended["outcome"])}
+        if run.ended["error"]:
+            log.warning("run %s ended as %s: %s", run.id, ended["outcome"], run.ended["error"])
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
         self.cgroups.remove(run.about["mark"])
@@ -470,3 +467,12 @@ class Runs:
         for run in self.runs.values():
             if run.id in named and not run.ended:
                 write_lease(run.folder, until)
+
+
+def _why_stopped(run: Run, outcome: str) -> str:
+    """In the words of the agent that stopped it, where it ended as that; '' else."""
+    with contextlib.suppress(OSError):
+        told = (read_json(run.folder / "order.json") or {}).get("stop") or {}
+        if told.get("outcome") == outcome:
+            return str(told.get("why", ""))
+    return ""

@@ -20,46 +20,50 @@ from agent import processes
 from agent.hooks import SYSTEM_PATH
 from agent.reconcile import Stop
 from agent.run import Run
-from agent.runs import LEAST_FREE_BYTES, Runs
+from agent.runs import LEAST_FREE_BYTES, LEAST_FREE_FILES, Runs
 
 log = logging.getLogger("agent.scratch")
 
 OUTCOME = "out_of_disk"
+FULL = "the disk of the host was nearly full"
 LOOK_SECONDS = 0.5  # how often the disk's room is looked at
 EVERY_SECONDS = 10.0  # how often runs are measured for their limit while the disk has room
 MEASURE_SECONDS = 10.0  # for one run: what takes longer to count counts as the largest
 GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
 SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
-LOW_SHARE, MOST_LOW_BYTES = 0.05, 4 << 30  # of the disk: with less room than both it runs low
+LOW_SHARE = 0.05  # of the disk: with less room, but not more than this, it runs low
+MOST_LOW_BYTES, MOST_LOW_FILES = 4 << 30, 20_000
 BLOCK = 512  # bytes; what st_blocks counts in
 UNCOUNTED = 1 << 62
 
 
-def low(total: int) -> int:
-    """With less room than this a disk of ``total`` bytes runs low; never less than new work needs to start."""
-    return max(LEAST_FREE_BYTES, min(MOST_LOW_BYTES, int(total * LOW_SHARE)))
+def low(total: int, *, least: int = LEAST_FREE_BYTES, most: int = MOST_LOW_BYTES) -> int:
+    """With less room than this a disk with ``total`` runs low; never less than new work needs to start (``least``)."""
+    return max(least, min(most, int(total * LOW_SHARE)))
 
 
-def to_stop(taken: dict[str, int], *, free: int, total: int, most: int) -> dict[str, str]:
-    """Which runs have to go, each with the reason in words. ``taken``: bytes by run, of those that may be stopped; ``most``: the
-    limit of one, 0 for none.
-
-    On a disk that runs low it is the largest, unless all of them together do not hold what lacks: then others filled it.
-    """
-    over = {
+def over(taken: dict[str, int], most: int) -> dict[str, str]:
+    """Which runs have more than the limit of one, each with that in words. ``taken``: bytes by run; ``most``: 0 for none."""
+    return {
         run: f"its temporary files took {_mib(took)}; allowed on this host: {_mib(most)}"
         for run, took in taken.items()
         if 0 < most < took
     }
-    lacking = low(total) - free
-    if over or lacking <= 0 or sum(taken.values()) < lacking:
-        return over
-    largest = max(taken, key=lambda run: taken[run])
-    return {largest: f"the disk of the host was nearly full, and its temporary files took the most of it: {_mib(taken[largest])}"}
+
+
+def largest(taken: dict[str, int], lacking: int) -> str:
+    """Who has to go on a disk that runs low by ``lacking``; '' where all of them together do not hold that: others filled it."""
+    if lacking <= 0 or sum(taken.values()) < lacking:
+        return ""
+    return max(taken, key=lambda run: taken[run])
 
 
 def _mib(size: int) -> str:
     return "more than could be counted" if size >= UNCOUNTED else f"{size >> 20} MiB"
+
+
+def _files(count: int) -> str:
+    return "more than could be counted" if count >= UNCOUNTED else f"{count} files"
 
 
 class Scratch:
@@ -82,20 +86,33 @@ class Scratch:
 
     async def look(self, now: float) -> None:
         """Measure what is due to be, and stop who takes too much. ``now``: monotonic seconds."""
-        disk = shutil.disk_usage(self._runs.state.folder)
-        runs_low = disk.free < low(disk.total) and not self._waits_for_room(now)
-        if not runs_low and not (self._most and now - self._measured_at >= EVERY_SECONDS):
-            return
-        self._measured_at = now
-        there = [run for run in self._runs.runs.values() if run.state == "running"]
-        taken = await asyncio.to_thread(measure, there)
-        free = disk.free if runs_low else disk.total
-        for name, why in to_stop(taken, free=free, total=disk.total, most=self._most).items():
-            run = self._runs.runs.get(name)
-            if run is not None and run.state == "running":
-                log.warning("run %s is stopped: %s", name, why)
-                self._stopped[name] = 0.0
-                self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why))
+        folder = self._runs.state.folder
+        disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+        lacking = low(disk.total) - disk.free
+        files = low(inodes.f_files, least=LEAST_FREE_FILES, most=MOST_LOW_FILES) - inodes.f_favail if inodes.f_files else 0
+        if (lacking > 0 or files > 0) and not self._waits_for_room(now):
+            there = self._running()
+            taken = await asyncio.to_thread(measure, there) if lacking > 0 else {}
+            count = await asyncio.to_thread(measure_files, there) if files > 0 else {}
+            name = largest(taken, lacking)
+            if name:
+                self._stop(name, f"{FULL}, and its temporary files took the most of it: {_mib(taken[name])}")
+            elif name := largest(count, files):
+                self._stop(name, f"{FULL}, and it made the most of the files on it: {_files(count[name])}")
+        if self._most and now - self._measured_at >= EVERY_SECONDS:
+            self._measured_at = now
+            for name, why in over(await asyncio.to_thread(measure, self._running()), self._most).items():
+                self._stop(name, why)
+
+    def _running(self) -> list[Run]:
+        return [run for run in self._runs.runs.values() if run.state == "running"]
+
+    def _stop(self, name: str, why: str) -> None:
+        run = self._runs.runs.get(name)
+        if run is not None and run.state == "running":
+            log.warning("run %s is stopped: %s", name, why)
+            self._stopped[name] = 0.0
+            self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why))
 
     def _waits_for_room(self, now: float) -> bool:
         """Is one that was stopped still there, or what it wrote? Then nobody else is blamed yet."""
@@ -118,17 +135,27 @@ def measure(runs: Iterable[Run]) -> dict[str, int]:
     return found
 
 
+def measure_files(runs: Iterable[Run]) -> dict[str, int]:
+    """Files and folders, by run."""
+    return {run.id: _count(run.folder, "--inodes") for run in runs}
+
+
 def _in_folders(folder: Path) -> int:
+    count = _count(folder, "-k")
+    return count if count >= UNCOUNTED else count << 10
+
+
+def _count(folder: Path, unit: str) -> int:
     """Links are not followed and other file systems not entered; files that vanish meanwhile are no mistake."""
     try:
         done = subprocess.run(
-            ["du", "-s", "-x", "-c", "-k", "--", str(folder / "tmp"), str(folder / "out")],
+            ["du", "-s", "-x", "-c", unit, "--", str(folder / "tmp"), str(folder / "out")],
             capture_output=True, timeout=MEASURE_SECONDS, env={"PATH": SYSTEM_PATH, "LC_ALL": "C"}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return UNCOUNTED
     total = done.stdout.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
-    return int(total) << 10 if total.isdigit() else 0
+    return int(total) if total.isdigit() else 0
 
 
 def _without_name(folder: Path, pids: Iterable[int]) -> int:

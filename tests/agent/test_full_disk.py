@@ -14,7 +14,7 @@ import pytest
 
 from agent import processes
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
-from agent.scratch import UNCOUNTED, to_stop
+from agent.scratch import UNCOUNTED, largest, low, over
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -153,19 +153,37 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
 
 
 @pytest.mark.parametrize(
-    ("taken", "free", "most", "stopped"),
+    ("taken", "lacking", "goes"),
     [
-        ({"a": 3 << 30, "b": 5 << 30}, 1 << 30, 0, ["b"]),
-        ({"a": 3 << 30, "b": 5 << 30}, 5 << 30, 0, []),  # the disk has room
-        ({"a": 1 << 30, "b": 1 << 30}, 1 << 30, 0, []),  # 3 GiB lack: others filled it
-        ({"a": 2 << 30, "b": 2 << 30}, 1 << 30, 0, ["a"]),  # each too little, but together they did it
-        ({"a": 3 << 30, "b": UNCOUNTED}, 1 << 30, 0, ["b"]),
-        ({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 100 << 30, 2 << 30, ["a", "b"]),
-        ({}, 0, 1, []),
+        ({"a": 3, "b": 5}, 3, "b"),
+        ({"a": 3, "b": 5}, -1, ""),  # the disk has room
+        ({"a": 1, "b": 1}, 3, ""),  # others filled it
+        ({"a": 2, "b": 2}, 3, "a"),  # each too little, but together they did it
+        ({"a": 3, "b": UNCOUNTED}, 3, "b"),
+        ({}, 1, ""),
     ],
 )
-def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], free: int, most: int, stopped: list[str]) -> None:
-    assert list(to_stop(taken, free=free, total=1 << 40, most=most)) == stopped
+def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int, goes: str) -> None:
+    assert largest(taken, lacking) == goes
+
+
+def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
+    assert list(over({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 2 << 30)) == ["a", "b"]
+    assert over({"a": 3 << 30}, 0) == {}
+    assert [low(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
+
+
+async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_is_room_for_none(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    await _run("mount", "-o", "remount,nr_inodes=4000", str(disk))
+    neighbour = await running(edge, "echo begun; touch $TMPDIR/f; sleep 300", generation=2)
+    command = "echo begun; cd $TMPDIR; for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300"
+    run = await running(edge, command, generation=3)
+    ended = await edge.until_state(run, "ended", 30.0)
+    assert ended.outcome == "out_of_disk" and "it made the most of the files on it: " in ended.step, ended
+    await edge.until(lambda: not is_full(edge))
+    assert (await edge.until_state(neighbour, "running")).outcome == ""
 
 
 async def test_a_stop_that_can_not_be_written_is_carried_out_by_the_end_of_the_lease(
