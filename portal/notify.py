@@ -55,6 +55,7 @@ from scheduler.states import (
     ReservationState,
     WorkloadState,
 )
+from scheduler.volumes import is_away_from
 from telemetry.models import BudgetAlert, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
@@ -128,9 +129,14 @@ def _starts(since: datetime, now: datetime) -> Iterator[Fact]:
             "started" if run.attempt <= 1 else "resumed",
             f"started:{run.pk}",
             (run.workload.owner_id,),
-            {"name": run.workload.name, "host": run.host.name, "attempt": run.attempt},
+            {"name": run.workload.name, "host": run.host.name, "attempt": run.attempt, **_away_from_home(run)},
             workload=run.workload_id,
         )
+
+
+def _away_from_home(run: Run) -> dict[str, bool]:
+    """Where its last checkpoint lies in the homes of other hosts, and it can't find it."""
+    return {"other_homes": True} if is_away_from(run.workload.homes_id, run.host) else {}
 
 
 def _ends(since: datetime, now: datetime) -> Iterator[Fact]:

@@ -787,7 +787,10 @@ ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "can
 
 NOTICES: dict[str, Callable[[_Facts], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
-    "resumed": lambda f: f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}.",
+    "resumed": lambda f: (
+        f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}"
+        f"{': another home folder, so it does not find its checkpoint and begins anew' if f.get('other_homes') else ''}."
+    ),
     "ended": lambda f: f"{f.plain('', 'name')} ended. {reason(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
     "array_started": lambda f: (
         f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs{f.plain(' on ', 'host')}."

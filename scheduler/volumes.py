@@ -12,6 +12,11 @@ MEASURED = ("size_bytes", "size_complete", "files", "changed_at", "measured_at")
 LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
+def is_away_from(homes: int | None, host: Host) -> bool:
+    """Has a host surely other homes than those that a checkpoint lies in?"""
+    return homes is not None and host.storage_id is not None and host.storage_id != homes
+
+
 def problem(seen: HomesSeen | None) -> str:
     """Why this report can't be believed, naming the field, the value and what is allowed; empty when it can."""
     if seen is None:

@@ -31,6 +31,7 @@ from scheduler.models import (
     WorkloadKind,
 )
 from scheduler.states import PROMISED, TOLD_TO_GO, WorkloadState
+from scheduler.volumes import is_away_from
 from telemetry.budgets import forecast_of
 from telemetry.models import Budget
 from telemetry.months import month_of
@@ -207,15 +208,28 @@ def attempts(workload: Workload) -> list[dict[str, object]]:
     for run in runs:
         by_number.setdefault(run.attempt, []).append(run)
     told = moves.of_runs(run.pk for run in runs)
+    anew = _begun_anew(runs)
     return [
         {
             "number": number,
             "runs": some,
             "held": held.get(number, []),
+            "begins_anew": number in anew,
             "move": next((told[run.pk] for run in some if run.pk in told), None),
         }
         for number, some in by_number.items()
     ]
+
+
+def _begun_anew(runs: Iterable[Run]) -> set[int]:
+    """The attempts on a host with other homes than those that the last checkpoint before them lies in."""
+    found, saved = set(), None
+    for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
+        if saved is not None and saved.attempt < run.attempt and is_away_from(saved.host.storage_id, run.host):
+            found.add(run.attempt)
+        if run.checkpoint_at is not None:
+            saved = run
+    return found
 
 
 # -- a team ------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
     began = first.running_at or first.starting_at or first.placed_at
     return {
         "number": found["number"],
+        "begins_anew": found["begins_anew"],
         "where": home_cards.where(found["held"]) or ", ".join(run.host.name for run in runs),
         "what": home_cards.holds(found["held"]),
         "placed_at": first.placed_at,

@@ -372,6 +372,7 @@ class Moved:
     preemptible: bool
     placement: Placement | None
     refusal: Refusal | None
+    begins_anew: bool = False  # there are other homes where it would go: it does not find the checkpoint that it leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,10 +400,25 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
     refused = {r.workload: r for r in planned.refusals}
     pool = next((h.pool for h in snapshot.hosts if h.id == host), None)
     return DrainEffect(
-        tuple(Moved(r.id, r.team, r.preemptible, placed.get(r.id), refused.get(r.id)) for r in leaving),
+        tuple(
+            Moved(r.id, r.team, r.preemptible, placed.get(r.id), refused.get(r.id), _begins_anew(overlay, r, placed.get(r.id)))
+            for r in leaving
+        ),
         tuple(sorted(r.id for r in snapshot.reservations if units & set(r.units) and r.end > now)),
         tuple(sorted(_kept(snapshot, pool, now) - _kept(overlay, pool, now))),
     )
+
+
+def _begins_anew(overlay: Snapshot, running: Running, placement: Placement | None) -> bool:
+    """Are the homes surely other ones where it goes, or where it waits, wherever it may go?"""
+    homes = homes_of(overlay, running)
+    if homes is None:
+        return False
+    by_host = {unit.id: unit.host for unit in overlay.units}
+    there = {by_host[unit] for unit in placement.units} if placement is not None else None
+    rows = [h for h in overlay.hosts if (h.pool == running.pool and h.accepts if there is None else h.id in there)]
+    others = [host.homes for host in rows]
+    return bool(others) and None not in others and (homes not in others or (there is not None and set(others) != {homes}))
 
 
 def unkept_without(snapshot: Snapshot, pool: int, units: Collection[int], now: int) -> tuple[int, ...]:
@@ -432,6 +448,14 @@ def ask_of(snapshot: Snapshot, running: Running) -> Ask:
     )
 
 
+def homes_of(snapshot: Snapshot, running: Running) -> int | None:
+    """The homes that all its hosts share; None where they don't, or it is not known."""
+    mine = set(running.units)
+    hosts = {unit.host for unit in snapshot.units if unit.id in mine}
+    homes = {host.homes for host in snapshot.hosts if host.id in hosts}
+    return homes.pop() if len(homes) == 1 else None
+
+
 def as_queued(snapshot: Snapshot, running: Running, now: int) -> Queued:
     """A running workload as if it waited again, with the run time it has left and its place kept."""
     return Queued(
@@ -448,4 +472,5 @@ def as_queued(snapshot: Snapshot, running: Running, now: int) -> Queued:
         preemptible=running.preemptible,
         may_borrow=running.preemptible,
         reservation=running.reservation,
+        homes=homes_of(snapshot, running),  # where it writes its checkpoint when it is told to go
     )

@@ -255,6 +255,45 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
     assert [moved.workload for moved in nothing.moved] == [52]
 
 
+@pytest.mark.parametrize(
+    ("homes", "to", "anew"),
+    [
+        ((1, 2, 1), 3, False),
+        ((1, 2, 2), 2, True),
+        ((1, None, None), 2, False),
+        ((None, 2, 3), 2, False),
+    ],
+)
+def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_begins_anew(
+    homes: tuple[int | None, ...], to: int, anew: bool
+) -> None:
+    snapshot = two_models(
+        hosts=tuple(HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)),
+        units=tuple(Unit(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(2)),
+        running=(Running(51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True),),
+        quotas=(Quota(1, 1, "H100", 16 * GPU),),
+    )
+    (moved,) = drain_effect(snapshot, 1, NOW).moved
+    assert moved.placement is not None and {unit // 10 for unit in moved.placement.units} == {to}
+    assert moved.begins_anew == anew
+
+
+@pytest.mark.parametrize(("homes", "anew"), [((1, 2, 2), True), ((1, 2, 1), False), ((1, 2, None), False)])
+def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_homes(
+    homes: tuple[int | None, ...], anew: bool
+) -> None:
+    snapshot = two_models(
+        hosts=tuple(HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)),
+        units=tuple(Unit(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(1)),
+        running=tuple(
+            Running(50 + host, 1, 1, 1, 1, (10 * host,), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR) for host in (1, 2, 3)
+        ),
+        quotas=(Quota(1, 1, "H100", 16 * GPU),),
+    )
+    (moved,) = drain_effect(snapshot, 1, NOW).moved
+    assert moved.placement is None and moved.begins_anew == anew
+
+
 def test_a_drain_names_the_reservations_that_it_would_break() -> None:
     snapshot = two_models(running=(), reservations=(Reservation(8, 1, 1, 1, Ask(8), NOW + 2 * HOUR, NOW + 3 * HOUR),))
     assert drain_effect(snapshot, 1, NOW).unkept == (8,)

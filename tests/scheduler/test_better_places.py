@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from portal import wording
-from scheduler import engine, selectors, snapshot
+from portal import notify, wording
+from portal.models import Notification
+from portal.selectors.work import attempts as attempts_of
+from scheduler import engine, selectors, services, snapshot
 from scheduler.apply import apply
 from scheduler.attempts import AVOIDED_FOR, MOST_AVOIDED
 from scheduler.core.planner import plan
@@ -195,3 +197,41 @@ def test_work_without_a_checkpoint_goes_anywhere(world: World) -> None:
     shares(world, "alpha")
     work = workload(world, world.vision)
     assert fail(work, world, "alpha", 0, "gpu_error").homes_id is None
+
+
+def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World) -> None:
+    """Its owner, in the notice and on its attempts; the operator, before the host is drained."""
+    agents = agents_of(world)
+    shares(world, "alpha"), shares(world, "beta")
+    Host.objects.exclude(name="alpha").update(admin_state="cordoned")
+    work = job(world, world.vision, 1, world.now)
+    start(world, list(agents.values()), world.now)
+    Host.objects.filter(name="beta").update(admin_state="in_service")
+    (moved,) = selectors.drain_effect(world.hosts["alpha"], world.now).moved
+    assert moved.begins_anew
+    (run,) = agents["alpha"].running
+    agents["alpha"].checkpoint(run, world.now + MINUTE)
+    agents["alpha"].sync(world.now + MINUTE)
+    services.drain_host(world.hosts["alpha"], reason="fans", now=world.now + 2 * MINUTE)
+    agents["alpha"].end(run, world.now + 3 * MINUTE, outcome="checkpointed")
+    agents["alpha"].sync(world.now + 3 * MINUTE)
+    notify.tell(world.now + 3 * MINUTE)
+    start(world, list(agents.values()), world.now + 4 * MINUTE)
+    assert host_of(work) == "beta"
+    notify.tell(world.now + 5 * MINUTE)
+    told = Notification.objects.get(user=world.vision.member, kind="resumed")
+    words = wording.notice(told.kind, told.numbers)
+    assert words.endswith(
+        "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint and begins anew."
+    )
+    assert [(row["number"], row["begins_anew"]) for row in attempts_of(work)] == [(2, True), (1, False)]
+    Host.objects.filter(name="beta").update(storage=Host.objects.get(name="alpha").storage)
+    assert [row["begins_anew"] for row in attempts_of(work)] == [False, False]
+
+
+def test_where_nobody_knows_the_homes_nothing_is_said(world: World) -> None:
+    work = workload(world, world.vision)
+    fail(work, world, "alpha", 0, "gpu_error")
+    fail(work, world, "beta", 9, "gpu_error")
+    Run.objects.filter(workload=work).update(checkpoint_at=world.now)
+    assert not any(row["begins_anew"] for row in attempts_of(work))

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
 from django.utils import timezone
 
@@ -17,7 +18,7 @@ from portal.models import Notification
 from portal.services import hosts as host_verbs
 from portal.services import repairs
 from scheduler import clock, diagnostics
-from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation
+from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
 from telemetry import health
 from telemetry.agent_api import accept_health, accept_strays
 from telemetry.models import HealthEvent, HealthRule
@@ -261,3 +262,29 @@ def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_
     assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in asked
     fleet = signed_in(world.operator).get(reverse("fleet")).content.decode()
     assert "the GPU has fallen off the bus (xid:79) in the last 24 h" in fleet and "4711" not in fleet
+
+
+def test_who_drains_a_host_reads_which_work_does_not_find_its_checkpoint_again(world: World) -> None:
+    run_job(world, world.vision, "fit", host="alpha", gpus=[0], preemptible=True)
+    for name in ("alpha", "beta", "gamma"):
+        homes = Storage.objects.create(key=name, listed_at=world.now)
+        Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
+    asked = signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
+    assert "in another home folder: it does not find the checkpoint and begins anew" in asked
+    Host.objects.update(storage=Storage.objects.first())
+    assert "another home folder" not in signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
+
+
+def test_the_attempts_of_a_job_say_where_it_did_not_find_its_checkpoint(world: World) -> None:
+    work = run_job(world, world.vision, "fit", host="alpha", gpus=[0], preemptible=True)
+    first = work.runs.get()
+    Run.objects.filter(pk=first.pk).update(state="ended", outcome="checkpointed", checkpoint_at=first.running_at)
+    first.allocations.update(period=DateTimeTZRange(first.placed_at, timezone.now()))
+    Run.objects.create(
+        workload=work, attempt=2, host=world.hosts["beta"], generation=99, state="running", placed_at=timezone.now()
+    )
+    for name in ("alpha", "beta"):
+        homes = Storage.objects.create(key=name, listed_at=world.now)
+        Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
+    shown = signed_in(world.vision.member).get(reverse("job", args=[work.public_id]), {"tab": "attempts"}).content.decode()
+    assert shown.count("Another home folder: it did not find its checkpoint.") == 1
