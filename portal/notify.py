@@ -15,7 +15,6 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
-from portal import wording
 from portal.models import (
     Approval,
     AuditEvent,
@@ -28,6 +27,7 @@ from portal.models import (
     User,
 )
 from portal.selectors import arrays, moves, stops
+from portal.wording import ask_texts
 from scheduler import nudge
 from scheduler.attestation import SEEN_OFF
 from scheduler.core.geometry import described
@@ -282,7 +282,7 @@ def _approvals_wanted(since: datetime, now: datetime) -> Iterator[Fact]:
         )
         numbers = {
             "author": submission.author.get_username(),
-            "what": wording.submission_what(submission.kind, submission.payload),
+            "what": ask_texts.submission_what(submission.kind, submission.payload),
             "team": submission.team.name,
         }
         users = tuple(sorted(deciders - {submission.author_id}))
@@ -296,7 +296,7 @@ def _approvals_decided(since: datetime, now: datetime) -> Iterator[Fact]:
         changed = approval.changed_payload
         numbers = {
             "by": approval.decided_by.get_username(),
-            "what": wording.submission_what(submission.kind, changed or submission.payload),
+            "what": ask_texts.submission_what(submission.kind, changed or submission.payload),
             "comment": approval.comment,
         }
         kind = "declined" if not approval.approved else "approved_changed" if changed else "approved"

@@ -10,13 +10,14 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal import policy, wording
+from portal import policy
 from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.api.shapes import calendar as shapes
 from portal.models import Submission
 from portal.services import approvals, reservations, series
+from portal.wording import reasons
 from scheduler.models import Reservation, Series
 from scheduler.states import PROMISED
 
@@ -78,7 +79,7 @@ class ReservationsPreview(View):
         """Whether a window can be had, and the first ones that can. Changes nothing."""
         given = naming.work_arguments(self.actor, self.given(shapes.WindowWish))
         answer = reservations.preview_reservation(**self.by, **given)
-        answer["sentence"] = wording.reason(answer["code"], answer["numbers"], self.actor)
+        answer["sentence"] = reasons.reason(answer["code"], answer["numbers"], self.actor)
         return self.one(answer, shapes.ReservationPreview)
 
 

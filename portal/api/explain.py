@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal import policy, wording
+from portal import policy
 from portal.api.base import View, find
 from portal.api.shapes import explain as shapes
 from portal.api.shapes.work import AnotherWay, another_way
@@ -16,6 +16,7 @@ from portal.errors import Invalid
 from portal.questions import asking
 from portal.selectors import moves, queue, starts
 from portal.selectors.work import RELATED
+from portal.wording import reasons, turns
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
 
@@ -34,7 +35,7 @@ class WhyWorkload(View):
         open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
         ended = workload.state == WorkloadState.ENDED
         code = workload.outcome if ended else workload.reason_code
-        numbers = workload.outcome_numbers if ended else wording.why_numbers(workload)
+        numbers = workload.outcome_numbers if ended else reasons.why_numbers(workload)
         with asking(self.actor, now):
             ahead, more = queue.ahead(workload, self.actor, now)
         told = starts.of_pools([workload.pool_id], now)
@@ -43,7 +44,7 @@ class WhyWorkload(View):
             "state": workload.state,
             "code": code,
             "numbers": numbers,
-            "sentence": wording.reason(code, numbers, self.actor),
+            "sentence": reasons.reason(code, numbers, self.actor),
             "position": workload.position,
             "expected_start": workload.expected_start,
             "likely_from": likely[0] if likely else None,
@@ -67,16 +68,16 @@ class WhyThem(View):
         with asking(self.actor, now):
             found = queue.why_them(mine, theirs, now)
         if found is None:
-            raise Invalid({"other": wording.not_compared(mine, theirs)}, {"other": str(theirs.public_id)})
+            raise Invalid({"other": turns.not_compared(mine, theirs)}, {"other": str(theirs.public_id)})
         answer = {
             "rule": found.rule,
             "numbers": found.numbers,
-            "sentence": wording.why_first(found.rule, found.numbers),
+            "sentence": turns.why_first(found.rule, found.numbers),
             "without": {
                 "starts_now": found.without_starts,
                 "code": found.without_code,
                 "numbers": found.without_numbers,
-                "sentence": wording.reason(found.without_code, found.without_numbers, self.actor),
+                "sentence": reasons.reason(found.without_code, found.without_numbers, self.actor),
             },
         }
         return self.one(answer, shapes.WhyThemShape)

@@ -10,13 +10,14 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal import policy, wording
+from portal import policy
 from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.api.shapes import work as shapes
 from portal.selectors.arrays import with_counts
 from portal.services import workloads
+from portal.wording import reasons
 from scheduler import logs
 from scheduler.models import JobArray, Run, Workload, WorkloadKind
 from scheduler.states import RunState, WorkloadState
@@ -138,9 +139,9 @@ def _preview(view: View, given: dict[str, Any], kind: str) -> Response:
     answer = workloads.preview_workload(**view.by, **given, kind=kind)
     never = answer["never"]
     answer["sentence"] = (
-        wording.never_starts(never.code, never.numbers, view.actor)
+        reasons.never_starts(never.code, never.numbers, view.actor)
         if never
-        else wording.reason(answer["code"], answer["numbers"], view.actor)
+        else reasons.reason(answer["code"], answer["numbers"], view.actor)
     )
     return view.one(answer, shapes.PreviewShape)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from portal import policy, wording
+from portal import policy
 from portal.models import Submission, SubmissionState, User
+from portal.wording import ask_texts
 from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Team
@@ -81,7 +82,7 @@ def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> 
 
 def title(submission: Submission) -> str:
     """What is asked, in a few words, beginning with a capital letter."""
-    words = wording.submission_what(submission.kind, submission.payload)
+    words = ask_texts.submission_what(submission.kind, submission.payload)
     return words[:1].upper() + words[1:]
 
 

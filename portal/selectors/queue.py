@@ -175,7 +175,7 @@ def _before(workload: Workload, now: datetime) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class WhyThem:
-    """Why ``theirs`` and not ``mine``: ``rule`` is a key of ``portal.wording.WHY_FIRST`` with its numbers. ``without``: what
+    """Why ``theirs`` and not ``mine``: ``rule`` is a key of ``portal.wording.turns.WHY_FIRST`` with its numbers. ``without``: what
     the plan would say to ``mine`` if ``theirs`` was not there: does it start, and the reason with its numbers."""
 
     mine: Workload

@@ -9,12 +9,13 @@ from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_datetime
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict, Invalid
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
 from portal.services import audit, reservations, series
 from portal.services.asks import check_pool, models_of, placing_of
 from portal.validation import Checks
+from portal.wording import ask_texts, phrases, reasons
 from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
@@ -339,7 +340,7 @@ def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> di
         "team_before_gpus": own,
         "team_after_gpus": payload["guaranteed_gpus"],
     }
-    words = wording.guarantee_effect(
+    words = ask_texts.guarantee_effect(
         team=submission.team.name,
         pool=pool.name,
         model=model,
@@ -359,12 +360,12 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
     except Invalid as problem:
         return _no_effect(problem.message)
     answer = engine.check_window(now=now, **wish.columns)
-    fits = f"It fits: {wish.gpus:g} GPUs, {wording.window(wish.start, wish.end)}."
+    fits = f"It fits: {wish.gpus:g} GPUs, {phrases.window(wish.start, wish.end)}."
     return {
         "fits": answer.fits,
         "code": answer.code,
         "numbers": dict(answer.numbers),
-        "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
+        "sentence": fits if answer.fits else reasons.reason(answer.code, dict(answer.numbers)),
         "windows": reservations.windows_of(answer),
         "gpus": wish.gpus,
         "capacity_gpus": _capacity(pool, payload.get("models") or []),
@@ -382,7 +383,7 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
     place = series.first_misfit(answers)
     worst = answers[place or 0]
     fits = (
-        f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {wording.window(*wish.windows[0])}."
+        f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {phrases.window(*wish.windows[0])}."
     )
     return {
         "fits": place is None,
@@ -404,12 +405,12 @@ def _effect_of_change(submission: Submission, payload: dict[str, Any], now: date
     except (Invalid, Conflict) as problem:
         return _no_effect(problem.message)
     answer = engine.check_change(row, start=start, end=end, now=now)
-    fits = f"It fits: {wording.window(row.start, row.end)} becomes {wording.window(start, end)}."
+    fits = f"It fits: {phrases.window(row.start, row.end)} becomes {phrases.window(start, end)}."
     return {
         "fits": answer.fits,
         "code": answer.code,
         "numbers": dict(answer.numbers),
-        "sentence": fits if answer.fits else wording.reason(answer.code, dict(answer.numbers)),
+        "sentence": fits if answer.fits else reasons.reason(answer.code, dict(answer.numbers)),
         "windows": reservations.windows_of(answer),
         "gpus": payload.get("gpus"),
         "capacity_gpus": _capacity(row.pool, row.models_wanted),

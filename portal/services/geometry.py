@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,46 +11,20 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.models import User
-from portal.services import audit
+from portal.services import audit, refusals
 from portal.services.repairs import gpu_of
 from portal.validation import Checks, shown, words_of_why
+from portal.wording import host_texts
 from scheduler import geometry as engine
 from scheduler import selectors
 from scheduler.commands import LIVE
 from scheduler.core.geometry import described
 from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
-from scheduler.services import Refused
 from scheduler.states import TOLD_TO_GO
 
 WHOLE = "whole"
 PART = re.compile(r"([1-9]\d?)x([0-9A-Za-z._-]{1,30})", re.ASCII)
-MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
-    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
-    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
-    "places": lambda n: "there is no place for all of them beside each other: together they need too much memory.",
-}
-REFUSALS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "gpu_is_not_reported": lambda n: f"GPU {n['gpu']} is not reported by {n['host']} any more.",
-    "gpu_has_no_mig": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} ({n['model']}) can't be split: it has no MIG, or its agent is too old to say so."
-    ),
-    "pool_is_static": lambda n: (
-        f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
-    ),
-    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {MISFITS[n['why']](n)}",
-    "geometry_is_the_same": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already.",
-    "geometry_is_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already.",
-    "gpu_is_not_well": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first.",
-    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over.",
-    "host_does_not_answer": lambda n: f"{n['host']} does not answer: its agent has to change the geometry.",
-    "geometry_is_not_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed.",
-    "geometry_is_with_its_host": lambda n: (
-        f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
-    ),
-}
 
 
 def profiles_of(value: Any) -> list[str]:
@@ -108,7 +82,7 @@ def preview(*, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime) 
     """What it would touch, when it may be done. Reads only. Raises Invalid, NotAllowed, Conflict."""
     policy.require(actor, "host.change")
     row, profiles = gpu_of(host, gpu), profiles_of(geometry)
-    _refused_in_words(lambda: engine.arranged(host, row, profiles))
+    refusals.in_words(lambda: engine.arranged(host, row, profiles), host_texts.GEOMETRY_REFUSED)
     work = holders(row, now)
     bound = BoundUnit.objects.filter(unit__gpu=row, period__contains=now).values("reservation")
     booked = list(Reservation.objects.filter(pk__in=bound).select_related("project__team").order_by("end", "pk"))
@@ -143,7 +117,7 @@ def change_geometry(
     policy.require(actor, "host.change")
     row, profiles, why = gpu_of(host, gpu), profiles_of(geometry), words_of_why(why)
     with transaction.atomic():
-        made: GeometryChange = _refused_in_words(lambda: engine.want(row, profiles, now=now))
+        made: GeometryChange = refusals.in_words(lambda: engine.want(row, profiles, now=now), host_texts.GEOMETRY_REFUSED)
         before, after = described(made.before) or WHOLE, described(made.profiles) or WHOLE
         audit.record(
             actor=actor, via=via, now=now, verb="change_geometry", target=host, why=why,
@@ -159,7 +133,7 @@ def withdraw_geometry(
     policy.require(actor, "host.change")
     row, why = gpu_of(host, gpu), words_of_why(why)
     with transaction.atomic():
-        taken: GeometryChange = _refused_in_words(lambda: engine.withdraw(row, now=now))
+        taken: GeometryChange = refusals.in_words(lambda: engine.withdraw(row, now=now), host_texts.GEOMETRY_REFUSED)
         told = {"gpu": row.index, "geometry": described(taken.profiles) or WHOLE}
         audit.record(actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why)
     return taken
@@ -168,11 +142,3 @@ def withdraw_geometry(
 def text_of(profiles: Sequence[str]) -> str:
     """As ``profiles_of`` reads it."""
     return described(profiles) or WHOLE
-
-
-def _refused_in_words(deed: Callable[[], Any]) -> Any:
-    try:
-        return deed()
-    except Refused as no:
-        numbers = dict(no.numbers)
-        raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None

@@ -8,11 +8,12 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
 from portal.validation import HOST_NAME, Checks, words_of_why
+from portal.wording import phrases
 from scheduler import attestation
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
@@ -168,7 +169,7 @@ def set_maintenance(
 
 def _overlap(host: Host, other: dict[str, Any]) -> Conflict:
     """Why a window can't be announced beside another one of the host."""
-    when = wording.window(other["start"], other["end"])
+    when = phrases.window(other["start"], other["end"])
     return Conflict(
         f"{host.name} is away already {when} ({other['reason']}, window {other['window']}). Choose a time outside of it, or "
         "take it back first.",

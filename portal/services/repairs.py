@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -11,8 +11,9 @@ from django.db import transaction
 from portal import policy
 from portal.errors import Conflict
 from portal.models import User
-from portal.services import audit
+from portal.services import audit, refusals
 from portal.validation import Checks, words_of_why
+from portal.wording import host_texts
 from scheduler import diagnostics, nudge
 from scheduler import services as engine
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
@@ -21,20 +22,6 @@ from scheduler.states import RepairState
 POLICY = ("stray_action", "diagnostic_tool", "diagnostic_seconds", "diagnose_after_quarantine", "diagnose_every_hours")
 LEAST_SECONDS, MOST_SECONDS = 30, 4 * 3600
 MOST_HOURS = 24 * 365
-REFUSALS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "gpu_is_held": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."
-    ),
-    "geometry_is_changing": lambda n: (
-        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed: it is looked at when that is over."
-    ),
-    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed already.",
-    "host_does_not_answer": lambda n: f"{n['host']} does not answer: a diagnostic needs its agent.",
-    "gpu_is_not_reported": lambda n: (
-        f"GPU {n['gpu']} is not reported by {n['host']} any more: there is nothing to look at."
-    ),
-    "host_has_no_gpus": lambda n: f"{n['host']} has no GPUs.",
-}
 
 
 def gpu_of(host: Host, index: Any) -> Gpu:
@@ -54,7 +41,9 @@ def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
     policy.require(actor, "host.change")
     row, why = gpu_of(host, gpu), words_of_why(why)
     with transaction.atomic():
-        made: Diagnostic = _wanted(lambda: diagnostics.want(row, why=Diagnostic.Why.OPERATOR, now=now))
+        made: Diagnostic = refusals.in_words(
+            lambda: diagnostics.want(row, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+        )
         audit.record(actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why)
     return made
 
@@ -64,7 +53,9 @@ def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via:
     policy.require(actor, "host.change")
     why = words_of_why(why)
     with transaction.atomic():
-        made: list[Diagnostic] = _wanted(lambda: diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=now))
+        made: list[Diagnostic] = refusals.in_words(
+            lambda: diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+        )
         told = {"gpus": [row.gpu.index for row in made]}
         audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
     return made
@@ -152,11 +143,3 @@ def _change(
         after = audit.facts(row, "index", "repair_state", "state_reason")
         audit.record(actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why)
     return row
-
-
-def _wanted(deed: Callable[[], Any]) -> Any:
-    try:
-        return deed()
-    except engine.Refused as no:
-        numbers = dict(no.numbers)
-        raise Conflict(REFUSALS[no.code](numbers), code=no.code, numbers=numbers) from None

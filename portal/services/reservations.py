@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Unpack
 from django.db import transaction
 from django.utils import timezone
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict
 from portal.models import Submission, SubmissionState, User
 from portal.questions import asking
@@ -27,6 +27,7 @@ from portal.services.asks import (
     models_of,
 )
 from portal.validation import Checks
+from portal.wording import phrases, reasons
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Reservation
@@ -402,7 +403,7 @@ def _refuse(answer: WindowAnswer) -> NoReturn:
     numbers = dict(answer.numbers)
     first = f" The first window of that length that fits starts {_said(windows[0][0])}." if windows else ""
     raise Conflict(
-        f"{wording.reason(answer.code, numbers)}{first}",
+        f"{reasons.reason(answer.code, numbers)}{first}",
         field=field_at_fault(answer.code, numbers, "start"),
         code=answer.code,
         numbers=numbers,
@@ -446,7 +447,7 @@ def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, no
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {_said(end)}; allowed in {pool.name}: up to {wording.duration(longest)} after the start.",
+            f"end is {_said(end)}; allowed in {pool.name}: up to {phrases.duration(longest)} after the start.",
         )
 
 

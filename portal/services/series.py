@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from django.db import transaction
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict
 from portal.models import Submission, User
 from portal.questions import asking
@@ -18,6 +18,7 @@ from portal.services import audit, money
 from portal.services.asks import Placing, field_at_fault, models_of
 from portal.services.reservations import Wish, checked_wish, submit, windows_of
 from portal.validation import Checks
+from portal.wording import ask_texts, phrases, reasons
 from scheduler import services as engine
 from scheduler.core.model import WindowAnswer
 from scheduler.models import Pool, Project, Series
@@ -121,7 +122,7 @@ def preview_series(
         "fits": worst is None,
         "sentence": "" if worst is None else misfit_words(wish, answers),
         "windows": [] if worst is None else windows_of(answers[worst]),
-        "clock_changes": [wording.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes],
+        "clock_changes": [ask_texts.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes],
         "needs_approval": wish.first.needs_approval,
         "gpus": wish.first.gpus,
     }
@@ -149,7 +150,7 @@ def clock_changes_of(series: Series) -> list[str]:
         frozenset(series.weekdays), series.starts_at, series.ends_at, series.time_zone, series.first_day, series.last_day
     )
     changes = clock_changes(recurrence, series.created_at)
-    return [wording.clock_change(change, series.time_zone) for change in changes]
+    return [ask_texts.clock_change(change, series.time_zone) for change in changes]
 
 
 # -- shared with approvals ---------------------------------------------------------------------------------------------
@@ -221,10 +222,10 @@ def misfit_words(wish: SeriesWish, answers: list[WindowAnswer]) -> str:
     answer, more = answers[place], sum(not answer.fits for answer in answers) - 1
     windows = windows_of(answer)
     return (
-        f"Occurrence {place + 1} of {len(answers)}, {wording.window(*wish.windows[place])}, does not fit. "
-        f"{wording.reason(answer.code, dict(answer.numbers))}"
+        f"Occurrence {place + 1} of {len(answers)}, {phrases.window(*wish.windows[place])}, does not fit. "
+        f"{reasons.reason(answer.code, dict(answer.numbers))}"
         f"{f' {more} more of them do not fit either.' if more else ''}"
-        f"{f' The first window of that length after it: {wording.window(*windows[0])}.' if windows else ''}"
+        f"{f' The first window of that length after it: {phrases.window(*windows[0])}.' if windows else ''}"
     )
 
 

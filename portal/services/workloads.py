@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.db import transaction
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import Conflict, Invalid
 from portal.models import EntryCode, Template, User, WorkspaceOrigin
 from portal.questions import asking, kept
@@ -24,6 +24,7 @@ from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, field_at_fault, gpus_of, models_of
 from portal.sign_out import session_hash
 from portal.validation import Checks, shown
+from portal.wording import ask_texts, reasons
 from scheduler import services as engine
 from scheduler.core.model import Priority
 from scheduler.core.reasons import Code
@@ -274,7 +275,7 @@ def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datet
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
         except engine.Refused as refused:
             # Somebody else extended it meanwhile.
-            words = f"{workload.name} was extended just now, so this is too much. {wording.reason(refused.code, refused.numbers)}"
+            words = f"{workload.name} was extended just now, so this is too much. {reasons.reason(refused.code, refused.numbers)}"
             raise Conflict(words, field="seconds", code=refused.code, numbers=refused.numbers) from None
         if not extended:
             raise Conflict(f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead.")
@@ -597,14 +598,14 @@ def _refuse_what_never_starts(actor: User, wish: _Wish, now: datetime) -> None:
     if never is not None and not never.may_be_granted:
         field = field_at_fault(never.code, never.numbers)
         value = wish.ask.columns["models_wanted" if field == "models" else field]
-        raise Invalid({field: wording.never_starts(never.code, never.numbers, actor)}, {field: shown(value)})
+        raise Invalid({field: reasons.never_starts(never.code, never.numbers, actor)}, {field: shown(value)})
 
 
 def warning_of(workload: Workload, viewer: User, now: datetime) -> str:
     """What a person should know who submitted this just now: that it does not start before its team is granted more. Else empty."""
     names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
     never = _never(now, **{name: getattr(workload, name) for name in (*names, *AskFields.__dataclass_fields__)})
-    return "" if never is None else wording.never_starts(never.code, never.numbers, viewer)
+    return "" if never is None else reasons.never_starts(never.code, never.numbers, viewer)
 
 
 def _never(now: datetime, **columns: Any) -> engine.Never | None:
@@ -623,7 +624,7 @@ def _taken() -> Iterator[None]:
         yield
     except engine.Refused as refused:
         numbers = dict(refused.numbers)
-        raise Conflict(wording.reason(refused.code, numbers), code=refused.code, numbers=numbers) from None
+        raise Conflict(reasons.reason(refused.code, numbers), code=refused.code, numbers=numbers) from None
 
 
 def _columns(wish: _Wish) -> dict[str, Any]:
@@ -678,7 +679,7 @@ def _wish_in_words(wish: _Wish, answer: dict[str, Any], now: datetime) -> str:
     if wish.wanted_by is None or start is None:
         return ""
     predicted = timedelta(seconds=answer["predicted_seconds"])
-    return wording.late_for_its_wish(wish.wanted_by, start + predicted)
+    return ask_texts.late_for_its_wish(wish.wanted_by, start + predicted)
 
 
 def _hash(text: str) -> str:

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import ServiceError
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import approvals as reads
@@ -23,6 +23,7 @@ from portal.templatetags.gpupool import gpu_model
 from portal.validation import shown as shown_value
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
+from portal.wording import ask_texts
 from scheduler.models import Pool, Quota, Team
 
 KINDS = (
@@ -238,7 +239,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
         return render(request, "manage/approvals.html", _context(request, user, rows, rows, row, now, form), status=400)
     words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
     agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
-    what = wording.submission_what(row.kind, agreed)
+    what = ask_texts.submission_what(row.kind, agreed)
     messages.success(request, f"{words}: {what} for {row.team.name}. {row.author.username} is told.")
     return redirect("approvals" if policy.may(user, "approval.see") else "home")
 
@@ -312,7 +313,7 @@ def _too_much(team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: d
     asked = given["guaranteed_gpus"]
     if line is None or asked <= line.most:
         return ""
-    return wording.guarantee_effect(
+    return ask_texts.guarantee_effect(
         team=team.name, pool=pool.name, model=line.model, asked=asked, most=line.most, capacity=line.capacity,
         others=line.others, own=line.own,
     )  # fmt: skip

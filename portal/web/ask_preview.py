@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from portal import same_request, wording
+from portal import same_request
 from portal.errors import AskedTooMuch, Conflict, Invalid, NotAllowed, ServiceError
 from portal.models import User
 from portal.questions import asking
@@ -20,6 +20,7 @@ from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.ask_forms import FIELD_OF, AskForm
 from portal.web.home_cards import count_of
 from portal.web.queue import way_in_form
+from portal.wording import expected_starts, phrases, reasons
 from scheduler import selectors as engine
 from scheduler.core.explain import Alternative
 from scheduler.core.model import WHOLE
@@ -146,7 +147,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     fix = context["windows"][0] if context["windows"] else None
     context["room"] = _room(form, start if answer["fits"] else fix and fix["start"], now)
     if not answer["fits"]:
-        context["blocks"] = [{"text": wording.reason(answer["code"], answer["numbers"], user), "fix": fix}]
+        context["blocks"] = [{"text": reasons.reason(answer["code"], answer["numbers"], user), "fix": fix}]
     return context
 
 
@@ -156,7 +157,7 @@ def _series(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     arguments.pop("why")
     arguments["name"] = arguments["name"] or "preview"
     answer = series.preview_series(actor=user, now=now, **arguments)
-    times = f"{answer['occurrences']} occurrences, {wording.weekdays(arguments['weekdays'])}."
+    times = f"{answer['occurrences']} occurrences, {phrases.weekdays(arguments['weekdays'])}."
     length = duration(arguments["end"] - arguments["start"])
     hourly = money(answer["price_per_hour"], answer["currency"])
     return {
@@ -199,17 +200,17 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "fits": answer["starts_now"],
         "starts_now": answer["starts_now"],
         "expected_start": answer["expected_start"],
-        "likely": wording.likely_start(answer["expected_start"], answer["likely"], now),
-        "record": wording.past_starts(answer["past_starts"]) if answer["past_starts"] else "",
+        "likely": expected_starts.likely_start(answer["expected_start"], answer["likely"], now),
+        "record": expected_starts.past_starts(answer["past_starts"]) if answer["past_starts"] else "",
         "sooner": [_another_way(other, arguments["pool"], now) for other in answer["sooner"]],
-        "reason": wording.reason(answer["code"], answer["numbers"], user),
+        "reason": reasons.reason(answer["code"], answer["numbers"], user),
         "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
     }
     if answer["wish"]:
         context["warnings"] = [{"text": answer["wish"]}]
     if answer["never"]:
-        text = wording.never_starts(answer["never"].code, answer["never"].numbers, user)
+        text = reasons.never_starts(answer["never"].code, answer["never"].numbers, user)
         return context | ({"warnings": [{"text": text}]} if answer["never"].may_be_granted else {"blocks": [{"text": text}]})
     if not answer["starts_now"] and answer["expected_start"] is None:
         context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
@@ -218,9 +219,9 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
 
 def _another_way(other: Alternative, pool: Pool, now: datetime) -> dict[str, Any]:
     start = None if other.expected_start is None else datetime.fromtimestamp(other.expected_start, UTC)
-    starts = wording.likely_start(start, None, now)
+    starts = expected_starts.likely_start(start, None, now)
     value = way_in_form(other, pool.slug)
-    return {"label": wording.another_way(other), "now": other.starts_now, "starts": starts, "value": value}
+    return {"label": expected_starts.another_way(other), "now": other.starts_now, "starts": starts, "value": value}
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------

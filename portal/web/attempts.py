@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from portal import policy, wording
+from portal import policy
 from portal.models import User
 from portal.selectors import moves, work
 from portal.selectors.moves import Move
 from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards
+from portal.wording import expected_starts, reasons, work_states
 from scheduler.models import Run, Workload
 
 
@@ -33,9 +34,9 @@ def decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
         {
             "at": decision.at,
             "word": words[decision.kind],
-            "text": wording.decision(decision.kind, decision.code, decision.numbers, user),
+            "text": reasons.decision(decision.kind, decision.code, decision.numbers, user),
             "code": decision.code,
-            "place": wording.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
+            "place": expected_starts.place_terms(decision.numbers) if policy.sees_all_teams(user) else [],
         }
         for decision in moves.decisions(workload, 100)
     ]
@@ -49,9 +50,9 @@ def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
     if piece.stop is not None and found["number"] == piece.workload.attempt:
         numbers |= home_cards.who_stopped(piece, user)
     move: Move | None = found["move"]
-    why = wording.reason(outcome, numbers, user) if outcome else ""
+    why = reasons.reason(outcome, numbers, user) if outcome else ""
     if move is not None:
-        why = f"{wording.reason(move.code, move.numbers, user)} {'' if outcome == move.code else why}".strip()
+        why = f"{reasons.reason(move.code, move.numbers, user)} {'' if outcome == move.code else why}".strip()
     ended = first.ended_at
     began = first.running_at or first.starting_at or first.placed_at
     return {
@@ -64,7 +65,7 @@ def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
         "ended_at": ended,
         "lasted": duration(ended - began) if ended else "",
         "state": home_cards.ended_state(outcome, ran=True) if ended else str(first.state),
-        "word": wording.OUTCOMES.get(outcome, ("", "Ended", ""))[1] if ended else "",
+        "word": work_states.OUTCOMES.get(outcome, ("", "Ended", ""))[1] if ended else "",
         "why": why,
         "checkpoint_at": max((run.checkpoint_at for run in runs if run.checkpoint_at), default=None),
         "uuids": [unit.uuid for unit in found["held"]],

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy, wording
+from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.selectors import work
 from portal.services import reservations as verbs
@@ -25,6 +25,7 @@ from portal.web.access import carry_out, found, signed_in, viewer
 from portal.web.ask_forms import label_text
 from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
+from portal.wording import phrases, reasons
 from scheduler.models import Reservation
 from scheduler.states import PROMISED, ReservationState
 
@@ -82,7 +83,7 @@ def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         if isinstance(done, Submission):
             messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
         elif done is not None:
-            messages.success(request, f"{row.name} is now {wording.window(done.start, done.end)}.")
+            messages.success(request, f"{row.name} is now {phrases.window(done.start, done.end)}.")
         if done is not None:
             return redirect("reservation", public_id=public_id)
     context = _context(request, row, user, now) | {"form": form}
@@ -150,7 +151,7 @@ def _context(request: HttpRequest, row: Reservation, user: User, now: datetime) 
     return {
         "reservation": row,
         "asked": home_cards.asked(row),
-        "reason": wording.reason(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
+        "reason": reasons.reason(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
         "facts": _facts(row),
         "rows": jobs.rows_of(work.pieces(inside, now), user, currency_of(request), now),
         "units": [
@@ -174,7 +175,7 @@ def _series(row: Reservation, now: datetime) -> dict[str, Any]:
     if whole is None:
         return {}
     left = list(whole.occurrences.filter(state__in=PROMISED, end__gt=now).order_by("start", "pk"))
-    days = wording.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
+    days = phrases.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
     return {
         "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",
         "left": len(left),

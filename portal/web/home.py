@@ -12,7 +12,6 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import wording
 from portal.models import Submission, User
 from portal.selectors import arrays, desk, free, work
 from portal.selectors import queue as queue_reads
@@ -21,6 +20,7 @@ from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web import home_cards, live, queue
 from portal.web.access import signed_in, viewer
 from portal.web.context import currency_of, organisation_of
+from portal.wording import ask_texts, reasons, work_states
 from scheduler.models import MaintenanceWindow, Reservation
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
@@ -101,7 +101,7 @@ def _ended_array(whole: arrays.Whole | None, currency: str) -> dict[str, Any]:
         "tasks": arrays.in_words(row),
         "url": reverse("array", args=[row.public_id]),
         "state": whole.state,
-        "word": wording.array_state(row),
+        "word": work_states.array_state(row),
         "ran": "did not run" if row.began is None else duration(row.over - row.began),
         "cost": money(Decimal("0.00") if row.began is None else whole.cost, currency),
         "relaunch": None,
@@ -229,7 +229,7 @@ def _operations(user: User, now: datetime) -> dict[str, Any] | None:
         "submissions": [
             {
                 "row": row,
-                "what": wording.submission_what(row.kind, row.payload),
+                "what": ask_texts.submission_what(row.kind, row.payload),
                 "url": reverse("submission", args=[row.public_id]),
             }
             for row in found.submissions
@@ -238,7 +238,7 @@ def _operations(user: User, now: datetime) -> dict[str, Any] | None:
             {
                 "row": row,
                 "url": reverse("reservation", args=[row.public_id]),
-                "reason": wording.reason(row.reason_code, row.reason_numbers, user),
+                "reason": reasons.reason(row.reason_code, row.reason_numbers, user),
             }
             for row in found.unserved
         ],
@@ -247,7 +247,7 @@ def _operations(user: User, now: datetime) -> dict[str, Any] | None:
                 "row": row,
                 "url": reverse("why", args=[row.public_id]),
                 "waits": duration(now - row.queued_at),
-                "reason": wording.why_waits(row, user),
+                "reason": reasons.why_waits(row, user),
             }
             for row in found.waiting
         ],

@@ -10,10 +10,10 @@ from typing import Any
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import wording
 from portal.models import User
 from portal.selectors.work import Held, Piece, is_notebook
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
+from portal.wording import ask_texts, expected_starts, phrases, reasons, work_states
 from scheduler.core.model import WHOLE
 from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
@@ -53,7 +53,7 @@ def whole_card(piece: Piece, user: User, currency: str, now: datetime) -> dict[s
     """The card on the workload's own page: with how good expected starts were."""
     made = card(piece, user, currency, now)
     if piece.workload.state == WorkloadState.QUEUED and piece.workload.expected_start is not None:
-        made["record"] = wording.past_starts(piece.past)
+        made["record"] = expected_starts.past_starts(piece.past)
     return made
 
 
@@ -143,7 +143,7 @@ def what(piece: Piece, currency: str) -> str:
 
 def step_line(piece: Piece) -> list[dict[str, Any]]:
     """The real steps of the present attempt, for the steps component."""
-    steps = wording.steps(piece.workload, piece.run)
+    steps = work_states.steps(piece.workload, piece.run)
     line = []
     for step in steps:
         at = f"{timezone.localtime(step['at']):%H:%M:%S}" if step["at"] else ""
@@ -162,7 +162,7 @@ def late(workload: Workload) -> str:
     if workload.expected_start is None:
         return ""
     done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
-    return wording.late_for_its_wish(workload.wanted_by, done)
+    return ask_texts.late_for_its_wish(workload.wanted_by, done)
 
 
 def actions(piece: Piece, user: User, *, small: bool = False) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ def _stop(workload: Workload, small: bool) -> dict[str, Any]:
 def state_word(piece: Piece, user: User) -> str:
     """The word of a workload's state; of one that a person stopped, by whom."""
     by = "" if piece.stop is None else "you" if piece.stop.user_id == user.pk else piece.stop.name
-    return wording.state_word(piece.workload, by)[1]
+    return work_states.state_word(piece.workload, by)[1]
 
 
 def who_stopped(piece: Piece, user: User) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def how_it_ended(piece: Piece, user: User) -> str:
         behind = who_stopped(piece, user)
     elif piece.move is not None and piece.move.code == workload.outcome:
         behind = piece.move.numbers
-    return wording.reason(workload.outcome, {**workload.outcome_numbers, **behind}, user)
+    return reasons.reason(workload.outcome, {**workload.outcome_numbers, **behind}, user)
 
 
 def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
     return {
         "position": workload.position,
         "of": piece.waiting if workload.position else None,
-        "expected": wording.likely_start(workload.expected_start, piece.likely, now),
+        "expected": expected_starts.likely_start(workload.expected_start, piece.likely, now),
         "why": " ".join(filter(None, (_why_it_waits(workload, user), late(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
         # What has no place in the line is not behind anybody.
@@ -263,7 +263,7 @@ def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:
 
 
 def _why_it_waits(workload: Workload, user: User) -> str:
-    said = wording.why_waits(workload, user)
+    said = reasons.why_waits(workload, user)
     return said or "The engine has not looked at it yet."
 
 
@@ -306,7 +306,7 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     """The line at the card's foot: what is about to happen, and the button that changes it."""
     workload = piece.workload
     if workload.state == WorkloadState.NOTICE:
-        by = f" It is gone by {wording.moment(workload.gone_by)}." if workload.gone_by else ""
+        by = f" It is gone by {phrases.moment(workload.gone_by)}." if workload.gone_by else ""
         what_for = "and leaves its host" if piece.move else "to make room"
         return {"warn": True, "text": f"It writes a checkpoint {what_for}. {why_it_goes(piece, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
@@ -331,7 +331,7 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     if workload.state == WorkloadState.QUEUED and workload.attempt:
         since = workload.checkpoint_at
         resumes = (
-            f"Its last checkpoint is of {wording.moment(since)}."
+            f"Its last checkpoint is of {phrases.moment(since)}."
             if since
             else "It wrote no checkpoint and begins anew."
         )
@@ -352,17 +352,17 @@ def borrowed(piece: Piece) -> str:
     line = piece.borrows
     if line is None:
         return ""
-    return wording.borrows(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
+    return ask_texts.borrows(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
 
 
 def why_it_goes(piece: Piece, user: User) -> str:
     """For whom it makes room, as far as the viewer may know, or why else it is stopped."""
     if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
-        return wording.reason(piece.move.code, piece.move.numbers, user)
+        return reasons.reason(piece.move.code, piece.move.numbers, user)
     if piece.eviction is not None:
         numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
-        return wording.reason(piece.eviction.code, numbers, user)
-    return wording.reason(piece.workload.stop_requested, who_stopped(piece, user), user)
+        return reasons.reason(piece.eviction.code, numbers, user)
+    return reasons.reason(piece.workload.stop_requested, who_stopped(piece, user), user)
 
 
 def _idle_since(workload: Workload, now: datetime) -> str:

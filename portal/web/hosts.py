@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import policy, wording
+from portal import policy
 from portal.models import User
 from portal.selectors import host_events, repairs
 from portal.selectors import hosts as reads
@@ -21,6 +21,7 @@ from portal.services import hosts as verbs
 from portal.web import live
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
+from portal.wording import host_texts
 from scheduler.models import Host, Pool
 from scheduler.states import AdminState, LeaseState
 
@@ -149,7 +150,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
 def _event(entry: host_events.Happened) -> dict[str, Any]:
     """With the words of what a person did; of the first row of a host, that it was made known."""
     if entry.about == "deed":
-        return {"row": entry, "words": wording.host_deed(entry.verb, entry.numbers)}
+        return {"row": entry, "words": host_texts.host_deed(entry.verb, entry.numbers)}
     return {"row": entry, "words": "Made known" if entry.about == "host" and entry.reason == host_events.ADDED else ""}
 
 
@@ -162,7 +163,7 @@ def _host(user: User, name: str) -> Host:
 
 def _still_there(rows: list[reads.StillThere]) -> str:
     told = [(row.workload.name, row.by) for row in rows if row.leaves]
-    return wording.still_there(told, [(row.workload.name, row.by) for row in rows if not row.leaves])
+    return host_texts.still_there(told, [(row.workload.name, row.by) for row in rows if not row.leaves])
 
 
 def _closed_for(verb: str, row: Host) -> str:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy, wording
+from portal import policy
 from portal.models import User
 from portal.selectors import arrays, use, work
 from portal.selectors.work import Piece
@@ -26,6 +26,7 @@ from portal.web.access import carry_out, found, signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
+from portal.wording import expected_starts, reasons, work_states
 from scheduler import logs
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Run, Workload, WorkloadKind
@@ -403,7 +404,7 @@ def _after_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
     behind = behind.order_by("workload_id")[:20]
     facts = []
     for each in before:
-        how = wording.CONDITIONS[each.condition]
+        how = reasons.CONDITIONS[each.condition]
         if each.on is not None:
             facts.append(("After", f"{each.on.name} has {how}", home_cards.page_of(each.on)))
         elif each.on_array is not None:
@@ -457,7 +458,7 @@ def _array_row(whole: arrays.Whole, piece: Piece, currency: str, now: datetime) 
         "array": {"name": row.name, "words": arrays.in_words(row)},
         "url": reverse("array", args=[row.public_id]),
         "state": whole.state,
-        "word": wording.array_state(row),
+        "word": work_states.array_state(row),
         "what": held or f"{home_cards.asked(piece.workload)}, each task",
         "where": "in all" if held else "",
         "borrowed": home_cards.borrowed(piece),
@@ -476,7 +477,7 @@ def _time_of_array(row: Any, now: datetime) -> str:
     if row.began is not None:
         return f"began {duration(now - row.began)} ago"
     if row.expected is not None:
-        return f"starts {wording.likely_start(row.expected, None, now)}"
+        return f"starts {expected_starts.likely_start(row.expected, None, now)}"
     return "starts" if row.waits_since is None else f"waits {duration(now - row.waits_since)}"
 
 
@@ -489,7 +490,7 @@ def _time_of(piece: Piece, now: datetime) -> str:
     workload = piece.workload
     if workload.state == WorkloadState.QUEUED:
         return (
-            f"starts {wording.likely_start(workload.expected_start, piece.likely, now)}"
+            f"starts {expected_starts.likely_start(workload.expected_start, piece.likely, now)}"
             if workload.expected_start
             else f"waits {duration(now - workload.queued_at)}"
         )

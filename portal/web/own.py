@@ -12,12 +12,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import wording
 from portal.models import Notification
 from portal.selectors import organisation as reads
 from portal.services import people as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.verb_form import VerbForm
+from portal.wording import notices
 
 LIVES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 NOTICES_PER_PAGE = 50
@@ -78,7 +78,7 @@ def notifications(request: HttpRequest) -> HttpResponse:
         return redirect("notifications")
     page = Paginator(reads.notices(request.user), NOTICES_PER_PAGE).get_page(request.GET.get("page"))
     rows = [
-        {"notice": notice, "text": wording.notice(notice.kind, notice.numbers, request.user), "url": _about(notice)}
+        {"notice": notice, "text": notices.notice(notice.kind, notice.numbers, request.user), "url": _about(notice)}
         for notice in page
     ]
     return render(request, "organisation/notifications.html", {"page": page, "rows": rows, "now": now})

@@ -13,7 +13,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import AskedTooMuch
 from portal.models import User
 from portal.questions import asking
@@ -27,6 +27,7 @@ from portal.web.access import signed_in, viewer
 from portal.web.ask_forms import uuid_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import csv_answer, page_of
+from portal.wording import expected_starts, phrases, reasons, turns
 from scheduler.core.explain import Alternative, Changed
 from scheduler.models import Workload, WorkloadKind
 from scheduler.states import WorkloadState
@@ -124,7 +125,7 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         "whose": _whose(request, seen["running" if shows_running else "waiting"]),
         "several_pools": len({workload.pool_id for workload in page.object_list}) > 1,
         "pools": [
-            {"pool": pool, "record": wording.past_starts(told.past(pool.pk))}
+            {"pool": pool, "record": expected_starts.past_starts(told.past(pool.pk))}
             for pool in {workload.pool_id: workload.pool for workload in page.object_list}.values()
         ],
         "filtered": any(request.GET.get(name) for name in ("model", "kind", "reason", "find", "whose")),
@@ -156,12 +157,12 @@ def why_them(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> Ht
             _side("The other", theirs, now),
             _side("Yours" if mine.owner_id == user.pk else "This one", mine, now),
         ],
-        "rule": wording.why_first(found.rule, found.numbers) if found else "",
-        "not_compared": "" if found else wording.not_compared(mine, theirs),
-        "without": wording.without_the_other(
+        "rule": turns.why_first(found.rule, found.numbers) if found else "",
+        "not_compared": "" if found else turns.not_compared(mine, theirs),
+        "without": turns.without_the_other(
             mine.name,
             theirs.name,
-            "" if found.without_starts else wording.reason(found.without_code, found.without_numbers, user),
+            "" if found.without_starts else reasons.reason(found.without_code, found.without_numbers, user),
         )
         if found
         else "",
@@ -190,7 +191,7 @@ def detail(workload: Workload, found: reads.Why, user: User, now: datetime) -> d
                 "name": row.workload.name,
                 "url": home_cards.page_of(row.workload),
                 "team": row.workload.project.team,
-                "because": wording.FIRST_BECAUSE[row.part],
+                "because": turns.FIRST_BECAUSE[row.part],
                 "why_url": reverse("why-them", args=[workload.public_id, row.workload.public_id]),
             }
             for row in found.ahead
@@ -234,8 +235,8 @@ def _side(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
         "state": home_cards.shown_state(workload),
         "facts": [
             ("Asks for", home_cards.asked(workload)),
-            ("Priority", wording.PRIORITY_WORDS[workload.priority]),
-            ("Asked", wording.moment(workload.submitted_at)),
+            ("Priority", phrases.PRIORITY_WORDS[workload.priority]),
+            ("Asked", phrases.moment(workload.submitted_at)),
             ("Expected to run", duration(workload.predicted_seconds)),
             ("May be preempted", "yes" if workload.preemptible else "no"),
             ("Place", str(workload.position or "–") if waits else "has its GPUs"),
@@ -259,10 +260,10 @@ def _row(
         "is_open": is_open,
         "mine": workload.owner_id == user.pk,
         "asked": home_cards.asked(workload),
-        "expected": wording.likely_start(workload.expected_start, told.likely(workload), now, short=True),
+        "expected": expected_starts.likely_start(workload.expected_start, told.likely(workload), now, short=True),
         "unknown": workload.expected_start is None,
         "waits": duration(now - workload.queued_at),
-        "reason": wording.why_waits(workload, user) or "Not looked at yet.",
+        "reason": reasons.why_waits(workload, user) or "Not looked at yet.",
         "state": home_cards.shown_state(workload),
         "detail": _detail(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
     }
@@ -303,7 +304,7 @@ def _blocker(waiting: Workload, blocker: reads.Blocker, user: User, now: datetim
 
 
 def _alternative(workload: Workload, other: Alternative, now: datetime) -> dict[str, Any]:
-    label = wording.another_way(other)
+    label = expected_starts.another_way(other)
     starts = "now"
     if not other.starts_now and other.expected_start is not None:
         local = timezone.localtime(datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone()))
@@ -321,7 +322,7 @@ def _another_time(other: reads.AnotherTime) -> dict[str, Any]:
     start, end = timezone.localtime(other.start), timezone.localtime(other.end)
     given = {"kind": "reservation", "from": other.workload.public_id, "start": start.isoformat(), "end": end.isoformat()}
     url = f"{reverse('ask')}?{urlencode(given)}" if other.in_form else ""
-    return {"words": wording.window(other.start, other.end), "url": url}
+    return {"words": phrases.window(other.start, other.end), "url": url}
 
 
 def _window_needs(windows: list[reads.AnotherTime]) -> str:
@@ -344,7 +345,7 @@ def way_in_form(other: Alternative, pool: str) -> str:
         Changed.HOSTS: ("hosts", str(ask.hosts)),
         Changed.RUNTIME: ("seconds", str(other.max_runtime_seconds)),
         Changed.PREEMPTIBLE: ("preemptible", "1"),
-        Changed.PRIORITY: ("priority", wording.PRIORITY_WORDS[int(other.priority)]),
+        Changed.PRIORITY: ("priority", phrases.PRIORITY_WORDS[int(other.priority)]),
     }
     return urlencode(given | dict(values[changed] for changed in other.changed if changed in values))
 
@@ -401,7 +402,7 @@ def _csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
     cells = (
         [
             w.public_id, w.position, w.name, w.kind, w.project.team.name, w.owner.get_username(), w.pool.name, home_cards.asked(w),
-            w.state, w.queued_at, w.expected_start, w.reason_code, wording.reason(w.reason_code, w.reason_numbers, None),
+            w.state, w.queued_at, w.expected_start, w.reason_code, reasons.reason(w.reason_code, w.reason_numbers, None),
         ]
         for w in rows[:50_000].iterator(chunk_size=1000)
     )  # fmt: skip

@@ -12,7 +12,7 @@ from django.shortcuts import redirect
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy, wording
+from portal import policy
 from portal.errors import ServiceError
 from portal.selectors import hosts as hosts_reads
 from portal.selectors import repairs as reads
@@ -21,6 +21,7 @@ from portal.services import repairs as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.length_field import LengthField
 from portal.web.verb_form import VerbForm
+from portal.wording import phrases
 from scheduler.models import Pool, StrayAction
 
 Done = Callable[[Any], str]
@@ -30,7 +31,7 @@ VERBS: dict[str, tuple[Callable[..., Any], str, Done]] = {
     "diagnose-all": (
         verbs.diagnose_host,
         "",
-        lambda made: f"Being looked at: {wording.gpu_list([d.gpu.index for d in made])}.",
+        lambda made: f"Being looked at: {phrases.gpu_list([d.gpu.index for d in made])}.",
     ),
     "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
     "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),

@@ -8,10 +8,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
-from portal import wording
 from portal.selectors import search as reads
 from portal.web.access import signed_in, viewer
 from portal.web.home_cards import page_of
+from portal.wording import work_states
 
 LONGEST = 80
 
@@ -34,7 +34,7 @@ def _groups(found: reads.Found) -> list[dict[str, Any]]:
                     "label": workload.name,
                     "url": page_of(workload),
                     "icon": workload.kind,
-                    "detail": f"{wording.state_word(workload)[1]}, {workload.project.name}",
+                    "detail": f"{work_states.state_word(workload)[1]}, {workload.project.name}",
                 }
                 for workload in found.workloads
             ],

@@ -9,7 +9,6 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
-from portal import wording
 from portal.models import User
 from portal.selectors import queue as reads
 from portal.selectors import work
@@ -19,6 +18,7 @@ from portal.web import attempts, home_cards, live
 from portal.web.access import signed_in, viewer
 from portal.web.queue import detail
 from portal.web.work_actions import workload_of
+from portal.wording import expected_starts, reasons
 from scheduler.models import Workload
 from scheduler.states import TOLD_TO_GO, WorkloadState
 
@@ -63,10 +63,10 @@ def _waiting(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     found = reads.why(workload, user, now)
     return {
         "expected": _expected(workload, found, now),
-        "record": wording.past_starts(found.starts.past(workload.pool_id)) if workload.expected_start else "",
-        "reason": wording.never_starts(found.never.code, found.never.numbers, user)
+        "record": expected_starts.past_starts(found.starts.past(workload.pool_id)) if workload.expected_start else "",
+        "reason": reasons.never_starts(found.never.code, found.never.numbers, user)
         if found.never
-        else wording.why_waits(workload, user),
+        else reasons.why_waits(workload, user),
         "detail": detail(workload, found, user, now),
     }
 
@@ -99,10 +99,10 @@ def _answer(piece: Piece, user: User) -> str:
         return home_cards.how_it_ended(piece, user)
     if workload.state in TOLD_TO_GO:
         return home_cards.why_it_goes(piece, user)
-    return wording.reason(workload.reason_code, workload.reason_numbers, user)
+    return reasons.reason(workload.reason_code, workload.reason_numbers, user)
 
 
 def _expected(workload: Workload, found: reads.Why, now: datetime) -> str:
     if found.never is None:
-        return wording.likely_start(workload.expected_start, found.starts.likely(workload), now)
+        return expected_starts.likely_start(workload.expected_start, found.starts.likely(workload), now)
     return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"

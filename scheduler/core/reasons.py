@@ -1,4 +1,4 @@
-"""The closed list of reasons. A code is set where the decision is made, with its numbers; ``portal/wording.py`` makes the
+"""The closed list of reasons. A code is set where the decision is made, with its numbers; ``portal/wording`` makes the
 sentence. ``docs/reasons.md`` explains each; a test holds the two together."""
 
 from __future__ import annotations

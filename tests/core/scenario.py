@@ -2,7 +2,7 @@
 
 Times are distances from now ("2h", "-30m", "1d"); GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts are
 GPUs, as people count them. A file's fields are those used below; a field that nothing reads fails the test. ``words`` are
-the sentences of ``portal/wording.py`` for everybody who gets an answer; they are written anew, to be read again, by
+the sentences of ``portal/wording`` for everybody who gets an answer; they are written anew, to be read again, by
 
     GPUPOOL_WRITE_WORDS=1 ./run test tests/core/test_scenarios.py
 """

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from portal import notify, wording
+from portal import notify
 from portal.models import Notification
 from portal.selectors.work import attempts as attempts_of
+from portal.wording import notices, reasons
 from scheduler import engine, selectors, services, snapshot
 from scheduler.apply import apply
 from scheduler.attempts import AVOIDED_FOR, MOST_AVOIDED
@@ -69,7 +70,7 @@ def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as
     assert (row.state, row.reason_code, row.expected_start) == ("queued", "host_full", None)
     assert row.reason_numbers["full"] == len(row.reason_numbers["hosts"]) > 0 and row.reason_numbers["need"] == 1
     assert set(row.reason_numbers["hosts"]) <= set(world.hosts)
-    words = wording.reason(row.reason_code, row.reason_numbers)
+    words = reasons.reason(row.reason_code, row.reason_numbers)
     assert all(name in words for name in row.reason_numbers["hosts"]) and "full" in words
     say(agents.values(), world.now + 5 * SECOND, full=False)
     engine.cycle("test", world.now + 6 * SECOND)
@@ -220,7 +221,7 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     assert host_of(work) == "beta"
     notify.tell(world.now + 5 * MINUTE)
     told = Notification.objects.get(user=world.vision.member, kind="resumed")
-    words = wording.notice(told.kind, told.numbers)
+    words = notices.notice(told.kind, told.numbers)
     assert words.endswith(
         "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint and begins anew."
     )

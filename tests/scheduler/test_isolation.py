@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent.protocol import Inventory
-from portal import wording
 from portal.errors import Invalid
 from portal.services.pools import demand_isolation
+from portal.wording import reasons
 from scheduler import engine, inventory, isolation, selectors, snapshot
 from scheduler.apply import apply
 from scheduler.core.planner import plan
@@ -98,7 +98,7 @@ def test_work_that_no_host_is_good_enough_for_waits_and_is_told_why_with_numbers
     assert row.reason_code == "host_closed"
     assert row.reason_numbers["codes"] == ["isolation_too_weak"]
     assert row.reason_numbers["too_weak"] == 3 and row.expected_start is None
-    assert "3 keep workloads less apart than the pool demands" in wording.reason(row.reason_code, row.reason_numbers)
+    assert "3 keep workloads less apart than the pool demands" in reasons.reason(row.reason_code, row.reason_numbers)
 
 
 def test_what_the_pool_demands_counts_from_the_next_cycle_on_and_what_runs_goes_on(world: World) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from portal import wording
 from portal.errors import Invalid
 from portal.services import approvals
+from portal.wording import ask_texts, reasons
 from scheduler import engine, quota_hours, services, snapshot
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Quota, Run, Workload
@@ -94,7 +94,7 @@ def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     assert firm.reason_numbers == {
         "gpu_hours": 4, "may_borrow": False, "model": H100, "until": int(next_week.timestamp())
     }  # fmt: skip
-    assert "used the 4 GPU-hours of H100 80GB" in wording.reason(firm.reason_code, firm.reason_numbers)
+    assert "used the 4 GPU-hours of H100 80GB" in reasons.reason(firm.reason_code, firm.reason_numbers)
 
 
 def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
@@ -135,7 +135,7 @@ def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=8, gpu_hours=500,
         period="month", when_used_up="refuse", now=world.now,
     )  # fmt: skip
-    assert "worth 500 GPU-hours a month, then nothing new" in wording.submission_what(asked.kind, asked.payload)
+    assert "worth 500 GPU-hours a month, then nothing new" in ask_texts.submission_what(asked.kind, asked.payload)
     approvals.approve_submission(actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400})
     row = quota(world)
     assert (row.gpu_hours, row.hours_period, row.when_used_up) == (400, "month", "refuse")

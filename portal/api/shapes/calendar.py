@@ -7,12 +7,12 @@ from typing import Any, cast
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from portal import wording
 from portal.api.base import PageQuery, Record, Strict, told_numbers
 from portal.api.shapes.fields import Ser, count_field, gpus_of, name_field, number_map, slug_field
 from portal.api.shapes.work import BlockerShape, PlacedWish
 from portal.models import Submission, SubmissionState
 from portal.services.series import WEEKDAYS, clock_changes_of
+from portal.wording import ask_texts, reasons
 from scheduler.models import Project, Quota, Reservation, Series
 from scheduler.states import ReservationState
 
@@ -47,7 +47,7 @@ class ReservationShape(Ser):
 
     def get_reason(self, reservation: Reservation) -> str:
         """In words; empty when all is well."""
-        return wording.reason(reservation.reason_code, reservation.reason_numbers) if reservation.reason_code else ""
+        return reasons.reason(reservation.reason_code, reservation.reason_numbers) if reservation.reason_code else ""
 
 
 class ReservationQuery(PageQuery):
@@ -224,7 +224,7 @@ class SubmissionShape(Ser):
 
     def get_what(self, row: Submission) -> str:
         """In words."""
-        return wording.submission_what(row.kind, row.payload)
+        return ask_texts.submission_what(row.kind, row.payload)
 
     @extend_schema_field(
         {

@@ -6,12 +6,12 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal import wording
 from portal.api.shapes.calendar import ReservationWish, WindowShape
 from portal.api.shapes.fields import Ser, number_map
 from portal.api.shapes.work import BlockerShape, PastStartsShape
 from portal.selectors.queue import Ahead, AnotherTime
 from portal.services.asks import Placing
+from portal.wording import expected_starts, reasons, turns
 from scheduler.states import WorkloadState
 
 
@@ -24,7 +24,7 @@ class AheadShape(Ser):
 
     def get_because(self, row: Ahead) -> str:
         """The rule in a few words."""
-        return wording.FIRST_BECAUSE[row.part]
+        return turns.FIRST_BECAUSE[row.part]
 
 
 class WithoutShape(Ser):
@@ -64,7 +64,7 @@ class DecisionShape(Ser):
 
     def get_sentence(self, row: Any) -> str:
         """In words."""
-        return wording.decision(row.kind, row.code, row.numbers, self.context.get("user"))
+        return reasons.decision(row.kind, row.code, row.numbers, self.context.get("user"))
 
 
 class WhyShape(Ser):
@@ -106,6 +106,6 @@ def another_time(other: AnotherTime) -> dict[str, Any]:
         "start": other.start,
         "end": other.end,
     }
-    words = wording.another_time(workload, other.start, other.end, other.needs_approval)
+    words = expected_starts.another_time(workload, other.start, other.end, other.needs_approval)
     window = {"start": other.start, "end": other.end}
     return {**window, "words": words, "needs_approval": other.needs_approval, "request": request}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal import wording
 from portal.api.base import PageQuery, Record, Strict
 from portal.api.shapes.fields import Ser, count_field, name_field, number_map
 from portal.models import Membership, Notification
+from portal.wording import notices
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
 
@@ -80,7 +80,7 @@ class NotificationShape(Ser):
 
     def get_sentence(self, row: Notification) -> str:
         """In words."""
-        return wording.notice(row.kind, row.numbers, self.context.get("user"))
+        return notices.notice(row.kind, row.numbers, self.context.get("user"))
 
 
 class ReadWish(Strict):

@@ -9,13 +9,14 @@ from django.db.models import Q
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from portal import policy, wording
+from portal import policy
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, gpus_of, name_field, number_map, slug_field
 from portal.selectors import starts
 from portal.selectors.starts import Likely, Starts
 from portal.services import workloads
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
+from portal.wording import expected_starts, reasons
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Workload, WorkloadKind, WorkloadType
@@ -73,7 +74,7 @@ class WorkloadShape(Ser):
 
     def get_reason(self, workload: Workload) -> str:
         """In words."""
-        return wording.why_waits(workload, self.context.get("user"))
+        return reasons.why_waits(workload, self.context.get("user"))
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
@@ -311,7 +312,7 @@ def another_way(other: Alternative) -> dict[str, Any]:
     """What ``AnotherWay`` shows."""
     start = other.expected_start
     return {
-        "words": wording.another_way(other),
+        "words": expected_starts.another_way(other),
         "starts_now": other.starts_now,
         "expected_start": None if start is None else datetime.fromtimestamp(start, UTC),
         "changed": [str(changed) for changed in other.changed],
@@ -337,7 +338,7 @@ class PastStartsShape(Ser):
 
     def get_sentence(self, past: PastStarts) -> str:
         """In words."""
-        return wording.past_starts(past)
+        return expected_starts.past_starts(past)
 
 
 class Submitted(WorkloadShape):

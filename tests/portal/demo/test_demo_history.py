@@ -9,9 +9,9 @@ from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
 from django.test.utils import CaptureQueriesContext
 
-from portal import wording
 from portal.demo import history, organisation
 from portal.demo.demand import demand
+from portal.wording import expected_starts
 from scheduler import estimates
 from scheduler.core.estimates import LEAST_RECORDS
 from scheduler.core.model import SLOTS_PER_GPU
@@ -97,4 +97,4 @@ def what_was_told_is_a_record_from_the_start() -> None:
     record = estimates.records([shared.pk], NOW)[shared.pk]
     assert record.is_enough and record.counted == record.simulated
     assert estimates.range_of(record, NOW + timedelta(hours=1), NOW) is not None
-    assert "All of these waits are simulated" in wording.past_starts(record)
+    assert "All of these waits are simulated" in expected_starts.past_starts(record)

@@ -10,9 +10,9 @@ import pytest
 import time_machine
 from django.urls import reverse
 
-from portal import wording
 from portal.errors import Invalid
 from portal.services import series
+from portal.wording import ask_texts
 from scheduler.models import Pool, Reservation, Series
 from scheduler.recurrence import Recurrence, clock_changes, occurrences
 from tests.portal.web.work_samples import signed_in
@@ -35,7 +35,7 @@ def local(recurrence: Recurrence) -> list[tuple[str, str]]:
 
 
 def said(recurrence: Recurrence) -> list[str]:
-    return [wording.clock_change(change, "Europe/Berlin") for change in clock_changes(recurrence, LONG_AGO)]
+    return [ask_texts.clock_change(change, "Europe/Berlin") for change in clock_changes(recurrence, LONG_AGO)]
 
 
 @pytest.mark.parametrize("day", [FORWARD, BACK])

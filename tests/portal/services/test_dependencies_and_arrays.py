@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from portal import wording
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.selectors import arrays
 from portal.services import workloads
+from portal.wording import reasons
 from scheduler import engine, reconcile, releases, snapshot
 from scheduler.core.reasons import Code
 from scheduler.models import Command, Dependency, JobArray, Workload
@@ -67,7 +67,7 @@ def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
     second.refresh_from_db()
     assert (second.state, second.reason_code) == ("queued", Code.DEPENDENCY)
     how = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}[condition]
-    assert wording.why_waits(second, world.vision.member) == f"It waits for train to {how}."
+    assert reasons.why_waits(second, world.vision.member) == f"It waits for train to {how}."
     end(first, outcome)
     cycle(world)
     second.refresh_from_db()
@@ -259,8 +259,8 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     waits.refresh_from_db()
     assert (waits.state, waits.reason_code) == ("queued", "dependency")
     how = {"ok": "finish well", "any": "end", "not_ok": "end, not all of them well"}[condition]
-    assert wording.why_waits(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
-    assert wording.why_waits(waits, world.language.member) == f"It waits for every task of an array to {how}."
+    assert reasons.why_waits(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
+    assert reasons.why_waits(waits, world.language.member) == f"It waits for every task of an array to {how}."
     first, second = sweep.tasks.order_by("array_index")
     end(first, outcomes[0])
     if outcomes[0] == "finished":
@@ -274,7 +274,7 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     if not starts:
         assert (waits.state, waits.outcome) == ("ended", "dependency_never_met")
         assert waits.outcome_numbers["array"] == sweep.pk
-        words = wording.reason(waits.outcome, waits.outcome_numbers, world.vision.member)
+        words = reasons.reason(waits.outcome, waits.outcome_numbers, world.vision.member)
         assert words.startswith("It was to run once every task of sweep had")
 
 
@@ -286,7 +286,7 @@ def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: 
     waits.refresh_from_db()
     patient.refresh_from_db()
     assert waits.outcome_numbers == {"array": sweep.pk, "condition": "ok", "outcome": "failed"}
-    assert wording.reason(waits.outcome, waits.outcome_numbers, world.vision.member) == (
+    assert reasons.reason(waits.outcome, waits.outcome_numbers, world.vision.member) == (
         "It was to run once every task of sweep had finished; that can't happen any more, one ended as failed."
     )
     assert (patient.state, patient.waits_for_arrays) == ("queued", [sweep.pk])
@@ -298,7 +298,7 @@ def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world
     after_all = array(world, "5-6", name="second", after=[("any", sweep)])
     cycle(world)
     both.refresh_from_db()
-    assert wording.reason(both.reason_code, both.reason_numbers, world.vision.member) == (
+    assert reasons.reason(both.reason_code, both.reason_numbers, world.vision.member) == (
         "It waits for other to end, and for 1 other."
     )
     Workload.objects.filter(array=sweep).update(state="ended", outcome="finished")

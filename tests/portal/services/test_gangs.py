@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from portal import wording
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.services import workloads
+from portal.wording import reasons
 from scheduler import engine
 from scheduler.models import Run, Workload
 from tests.world import World, world
@@ -56,6 +56,6 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
 
 
 def test_the_page_says_which_part_ended_first() -> None:
-    said = wording.decision("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
+    said = reasons.decision("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
     assert said == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
-    assert wording.decision("refused", "failed", {"exit_code": 1}) == wording.reason("failed", {"exit_code": 1})
+    assert reasons.decision("refused", "failed", {"exit_code": 1}) == reasons.reason("failed", {"exit_code": 1})

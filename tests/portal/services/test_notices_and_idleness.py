@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal import idle, notify, wording
+from portal import idle, notify
 from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission
 from portal.services import approvals, hosts, reservations, workloads
+from portal.wording import notices as notice_texts
+from portal.wording import reasons
 from scheduler import clock, nudge
 from scheduler import services as engine
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
@@ -82,9 +84,9 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
     assert kinds(world.vision.member) == ["preemption_notice"]
     # Who shares the pool is no secret; what they run in it is.
     other = job(world, actor=world.language.member, project=world.language.project)
-    told = wording.reason("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
+    told = reasons.reason("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
     assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in told
-    assert "and the team, to whom" in wording.reason("evicted_for_guarantee", numbers, None)
+    assert "and the team, to whom" in reasons.reason("evicted_for_guarantee", numbers, None)
 
 
 @pytest.mark.django_db
@@ -159,7 +161,7 @@ def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: 
     hosts.cordon_host(actor=world.operator, host=alpha, why="the psu", now=world.now + 3 * MINUTE)
     notify.tell(world.now + 4 * MINUTE)
     told = [
-        wording.notice(row.kind, row.numbers)
+        notice_texts.notice(row.kind, row.numbers)
         for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
     ]
     assert told[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
@@ -185,11 +187,11 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
     )
     told = Notification.objects.filter(user=world.operator).order_by("pk").first()
     assert told is not None
-    sentence = wording.notice(told.kind, told.numbers, world.operator)
+    sentence = notice_texts.notice(told.kind, told.numbers, world.operator)
     assert sentence == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
-    assert wording.notice(moved.kind, moved.numbers, world.vision.member) == (
+    assert notice_texts.notice(moved.kind, moved.numbers, world.vision.member) == (
         f"{made.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
         "nothing new, and work that can move leaves it. It is queued again with its place kept."
     )
@@ -204,7 +206,7 @@ def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
     engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
     notify.tell(world.now + 2 * MINUTE)
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
-    assert "Its host alpha is taken out of service: new fans." in wording.notice(moved.kind, moved.numbers)
+    assert "Its host alpha is taken out of service: new fans." in notice_texts.notice(moved.kind, moved.numbers)
 
 
 @pytest.mark.django_db
@@ -227,7 +229,7 @@ def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(w
     notify.tell(world.now + 2 * MINUTE)
     assert kinds(world.vision.member) == kinds(world.operator) == ["reservation_waits"]
     assert kinds(world.vision.lead) == kinds(world.stranger) == []
-    said = wording.reason(made.reason_code, made.reason_numbers)
+    said = reasons.reason(made.reason_code, made.reason_numbers)
     assert "needs 8; 5 of 16" in said and "3 are out of service" in said
 
 
@@ -425,7 +427,7 @@ def end_of(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:
 
 def said_to(user: Any) -> list[str]:
     notices = Notification.objects.filter(user=user).order_by("pk")
-    return [wording.notice(notice.kind, notice.numbers, user) for notice in notices]
+    return [notice_texts.notice(notice.kind, notice.numbers, user) for notice in notices]
 
 
 @pytest.mark.django_db

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from portal import same_request, wording
+from portal import same_request
 from portal.services import workloads
+from portal.wording import notices, phrases, reasons
 from scheduler.core.reasons import Code
 from tests.world import H100, World
 
@@ -53,25 +54,25 @@ FULL = {
 @pytest.mark.parametrize("code", list(Code))
 @pytest.mark.parametrize("numbers", [{}, FULL, dict.fromkeys(FULL)], ids=["none", "all", "unknown"])
 def test_every_reason_is_a_sentence_with_or_without_its_numbers(code: Code, numbers: dict[str, object]) -> None:
-    assert code.value in wording.REASONS
-    said = wording.reason(code.value, numbers)
+    assert code.value in reasons.REASONS
+    said = reasons.reason(code.value, numbers)
     assert said[0].isupper() or said[0].isdigit()
     assert said.endswith(".")
     assert "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said, said
 
 
 def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
-    said = wording.reason("over_quota", {"held": 8400, "limit": 8400, "need": 840})
+    said = reasons.reason("over_quota", {"held": 8400, "limit": 8400, "need": 840})
     assert said.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
-    assert all("GPUs of GPUs" not in wording.reason(code, {"held": 8400, "need": 840}) for code in wording.REASONS)
+    assert all("GPUs of GPUs" not in reasons.reason(code, {"held": 8400, "need": 840}) for code in reasons.REASONS)
 
 
 def test_sentences_say_the_numbers() -> None:
-    said = wording.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
+    said = reasons.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
     assert "8 GPUs" in said and "2 GPUs" in said and "H100 80GB" in said
-    said = wording.reason("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
+    said = reasons.reason("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
     assert "10 GPUs on one host, the largest has 8" in said
-    assert "exit code 2" in wording.reason("failed", {"exit_code": 2})
+    assert "exit code 2" in reasons.reason("failed", {"exit_code": 2})
 
 
 @pytest.mark.django_db
@@ -86,17 +87,17 @@ def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
         now=world.now,
     )
     numbers = {"team": world.vision.team.pk, "workload": made.pk}
-    assert "hush hush" in wording.reason("evicted_for_guarantee", numbers, world.vision.lead)
-    assert "Vision" in wording.reason("evicted_for_guarantee", numbers, world.auditor)
+    assert "hush hush" in reasons.reason("evicted_for_guarantee", numbers, world.vision.lead)
+    assert "Vision" in reasons.reason("evicted_for_guarantee", numbers, world.auditor)
     # Who shares a pool may know whose guarantee took the GPUs back, and not for which work.
     for viewer in (world.language.member, world.stranger):
-        said = wording.reason("evicted_for_guarantee", numbers, viewer)
+        said = reasons.reason("evicted_for_guarantee", numbers, viewer)
         assert "Vision" in said and "hush" not in said
-    said = wording.reason("evicted_for_guarantee", numbers, None)
+    said = reasons.reason("evicted_for_guarantee", numbers, None)
     assert "hush" not in said and "Vision" not in said
 
 
-@pytest.mark.parametrize("kind", list(wording.NOTICES))
+@pytest.mark.parametrize("kind", list(notices.NOTICES))
 def test_every_notice_is_a_sentence(kind: str) -> None:
     numbers = {
         "name": "train",
@@ -116,12 +117,12 @@ def test_every_notice_is_a_sentence(kind: str) -> None:
         "trouble": "it fell silent",
         "percent": 80,
     }
-    said = wording.notice(kind, numbers)
+    said = notices.notice(kind, numbers)
     assert "None" not in said and len(said) > 10
 
 
 def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
-    assert [wording.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
+    assert [phrases.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
         "1 second",
         "59 seconds",
         "1 minute",
@@ -129,7 +130,7 @@ def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
         "2 days 7 h",
         "an unknown time",
     ]
-    assert [wording.gpus(n) for n in (840, 1680, 120, None)] == [
+    assert [phrases.gpus(n) for n in (840, 1680, 120, None)] == [
         "1 GPU",
         "2 GPUs",
         "0.14 GPU",

@@ -9,10 +9,11 @@ from django.urls import reverse
 
 from agent.protocol import GeometrySeen
 from agent.simulated_nvml import offers
-from portal import notify, wording
+from portal import notify
 from portal.errors import Invalid
 from portal.models import AuditEvent, Notification
 from portal.services.geometry import profiles_of
+from portal.wording import notices
 from scheduler import geometry
 from scheduler.models import GeometryChange, Gpu, Reservation
 from tests.fakes import FakeAgent
@@ -79,7 +80,7 @@ def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World
     assert client.post(ADDRESS, {"geometry": "2x3g.40gb"}).status_code == 302
     notify.tell(world.now)
     (told,) = Notification.objects.filter(user=world.operator)
-    assert wording.notice(told.kind, told.numbers) == (
+    assert notices.notice(told.kind, told.numbers) == (
         "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. It is in service as it was."
     )
 

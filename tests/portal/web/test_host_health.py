@@ -13,10 +13,11 @@ from django.utils import timezone
 
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from agent.simulated_nvml import _gpus
-from portal import notify, wording
+from portal import notify
 from portal.models import Notification
 from portal.services import hosts as host_verbs
 from portal.services import repairs
+from portal.wording import notices as notice_texts
 from scheduler import clock, diagnostics
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
 from telemetry import health
@@ -42,7 +43,7 @@ def press(world: World, verb: str, **more: object) -> str:
 
 def told(world: World, who: str) -> list[str]:
     rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
-    return [wording.notice(row.kind, row.numbers) for row in rows]
+    return [notice_texts.notice(row.kind, row.numbers) for row in rows]
 
 
 def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -> None:

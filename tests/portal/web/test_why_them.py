@@ -12,8 +12,8 @@ from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal import wording
 from portal.selectors import queue as reads
+from portal.wording import expected_starts, turns
 from scheduler import engine, services
 from scheduler.core.estimates import LEAST_RECORDS, PastStarts
 from scheduler.core.explain import Basis
@@ -59,11 +59,11 @@ def page(world: World, mine: Workload, theirs: Workload, user: object = None) ->
 
 
 def test_every_rule_of_the_order_has_its_sentence() -> None:
-    assert {part.value for part in Part} == set(wording.FIRST_BECAUSE)
-    assert {part.value for part in Part} | {"there_first", "fit", "turned_away"} == set(wording.WHY_FIRST)
-    assert set(Basis) - {Basis.ORDER} < set(wording.WHY_FIRST)
-    for rule in wording.WHY_FIRST:
-        assert wording.why_first(rule, {}).endswith(".")  # whatever numbers are missing
+    assert {part.value for part in Part} == set(turns.FIRST_BECAUSE)
+    assert {part.value for part in Part} | {"there_first", "fit", "turned_away"} == set(turns.WHY_FIRST)
+    assert set(Basis) - {Basis.ORDER} < set(turns.WHY_FIRST)
+    for rule in turns.WHY_FIRST:
+        assert turns.why_first(rule, {}).endswith(".")  # whatever numbers are missing
 
 
 def test_what_runs_was_there_first(world: World) -> None:
@@ -155,11 +155,11 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
 
 
 def test_the_words_of_a_record_are_honest() -> None:
-    assert "no record" in wording.past_starts(PastStarts())
+    assert "no record" in expected_starts.past_starts(PastStarts())
     few = PastStarts(errors=(1.0,) * 3, counted=3, median_error=600)
-    assert "Only 3 waited" in wording.past_starts(few) and "%" not in wording.past_starts(few)
+    assert "Only 3 waited" in expected_starts.past_starts(few) and "%" not in expected_starts.past_starts(few)
     unproven = PastStarts(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
-    assert "Too few were told a range yet" in wording.past_starts(unproven)
+    assert "Too few were told a range yet" in expected_starts.past_starts(unproven)
 
 
 def test_who_gets_how_much_is_a_page_for_those_who_may_use_the_pool(world: World) -> None:
@@ -201,7 +201,7 @@ def test_operators_read_why_these_gpus(world: World) -> None:
     address = reverse("job", args=[runs[0].public_id]) + "?tab=decisions"
     assert "Why these GPUs" in signed_in(world.operator).get(address).content.decode()
     assert "Why these GPUs" not in signed_in(world.vision.member).get(address).content.decode()
-    assert wording.place_terms({"waste_before": 1}) == []
+    assert expected_starts.place_terms({"waste_before": 1}) == []
 
 
 def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: World) -> None:

@@ -1,0 +1,89 @@
+"""What was asked for and what it means: submissions, guarantees, borrowing, wishes, a clock that is put forward or back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from portal.wording.phrases import Numbers, duration, moment, parsed, readable, weekdays, window
+from scheduler.recurrence import ClockChange
+
+
+def clock_change(change: ClockChange, time_zone: str) -> str:
+    """What is different of an occurrence on whose day the clock is put forward or back."""
+    day = f"{change.day:%a %-d %b %Y}"
+    if change.window is None:
+        return f"{day}: the clock of {time_zone} is put forward over all of its hours; nothing is reserved on that day."
+    start, end = (at.astimezone(ZoneInfo(time_zone)) for at in change.window)
+    parts = [f"{at:%H:%M} does not exist" for at in change.missing]
+    parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
+    if change.longer:
+        parts.append(f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}")
+    return (
+        f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: {', '.join(parts)}."
+        f" It is from {start:%H:%M} to {end:%H:%M}."
+    )
+
+
+
+def _goes_back(change: ClockChange) -> bool:
+    return bool(change.doubled) or change.longer > timedelta()
+
+
+
+def guarantee_effect(
+    *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
+) -> str:
+    """What a team's guarantee of ``asked`` GPUs of a model would leave, or why it is too much. ``most`` is what it can have,
+    ``others`` what other teams are guaranteed, ``own`` what it is guaranteed now; all in GPUs of the pool's ``capacity``."""
+    name = readable(model)
+    if asked <= most:
+        left, before = capacity - others - asked, capacity - others - own
+        return f"{left:g} of {capacity:g} {name} stay without a guarantee (now {before:g})."
+    return (
+        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other teams are guaranteed "
+        f"{others:g} of them. {team} can be guaranteed up to {most:g}."
+    )
+
+
+
+def borrows(team: str, model: str, held: float, guaranteed: float) -> str:
+    """What preemptible work of a team should know that holds more GPUs of a model than it is guaranteed."""
+    return (
+        f"{team} holds {held:g} × {readable(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
+        "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
+    )
+
+
+
+def late_for_its_wish(wanted_by: datetime | None, done: datetime | None) -> str:
+    """A warning when work is expected to be done later than it is wanted; empty otherwise, and where nothing is known."""
+    if wanted_by is None or done is None or done <= wanted_by:
+        return ""
+    return f"It is wanted by {moment(wanted_by)} and expected to be done at {moment(done)}, {duration(done - wanted_by)} later."
+
+
+
+def submission_what(kind: str, payload: Numbers) -> str:
+    """What was submitted, as a noun: for lists, notices and the approvals page."""
+    if kind == "quota_change":
+        limit = payload.get("borrow_limit_gpus")
+        lend = "any number" if limit is None else f"{limit}"
+        model = readable(str(payload.get("model")))
+        worth = ""
+        if payload.get("gpu_hours") is not None:
+            then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
+            worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
+        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
+    if kind in ("reservation", "series", "window_change"):
+        models = " or ".join(map(readable, payload.get("models") or [])) or "any GPU"
+        asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
+        when = window(parsed(payload.get("start")), parsed(payload.get("end")))
+        what = f"{payload.get('units')} × {asked}, {when}"
+        if kind == "series":
+            return f"{what}, {weekdays(payload.get('weekdays') or [])} until {payload.get('until')} ({payload.get('occurrences')} times)"
+        if kind == "window_change":
+            old = window(parsed(payload.get("start_now")), parsed(payload.get("end_now")))
+            return f"another window for {payload.get('name')}: {what} instead of {old}"
+        return what
+    return f"membership as {payload.get('role')}"

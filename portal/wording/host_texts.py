@@ -1,0 +1,96 @@
+"""What happened to hosts and GPUs by people's hands, what still runs on one that is closed, and why a verb on one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from portal.wording.facts import Facts
+from portal.wording.phrases import Numbers, gpu_list, moment, parsed, window
+
+# What people did to a host that is no change of its states: verb of the audit record to words.
+HOST_DEEDS: dict[str, Callable[[Facts], str]] = {
+    "add_host": lambda f: "Made known",
+    "new_join_token": lambda f: "A join token was made; those not used before stopped working",
+    "revoke_host": lambda f: "Its agent's credential was revoked",
+    "attest_host_off": lambda f: "It counts as powered off",
+    "set_maintenance": lambda f: f"Maintenance announced: {window(parsed(f.get('start')), parsed(f.get('end')))}",
+    "cancel_maintenance": lambda f: f"Maintenance taken back: {window(parsed(f.get('start')), parsed(f.get('end')))}",
+    "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
+    "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
+    "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
+    "withdraw_geometry": lambda f: f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back",
+}
+
+
+def host_deed(verb: str, numbers: Numbers) -> str:
+    """What a person did to a host, without who and why."""
+    words = HOST_DEEDS.get(verb)
+    return words(Facts(numbers, None)) if words else verb.replace("_", " ").capitalize()
+
+
+
+def still_there(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
+    """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
+    runs to its own end. Each soonest first."""
+    if not leaving and not staying:
+        return "Nothing runs on it any more."
+    said = []
+    if leaving:
+        said.append(f"Still leaving: {_named(leaving)}, by {moment(leaving[-1][1])} at the latest.")
+    if staying:
+        verb = "runs to its end" if len(staying) == 1 else "run to their ends"
+        said.append(f"{_named(staying)} {verb}, by {moment(staying[-1][1])} at the latest.")
+    return " ".join(said)
+
+
+
+def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
+    """Names with commas; of many the first few and how many more."""
+    names = [name for name, _ in rows[:most]]
+    if len(rows) > most:
+        return f"{', '.join(names)} and {len(rows) - most} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# Why a verb on a GPU is refused: the engine's code to a sentence of its numbers.
+MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
+    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
+    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
+    "places": lambda n: "there is no place for all of them beside each other: together they need too much memory.",
+}
+GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "gpu_is_not_reported": lambda n: f"GPU {n['gpu']} is not reported by {n['host']} any more.",
+    "gpu_has_no_mig": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} ({n['model']}) can't be split: it has no MIG, or its agent is too old to say so."
+    ),
+    "pool_is_static": lambda n: (
+        f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
+    ),
+    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {MISFITS[n['why']](n)}",
+    "geometry_is_the_same": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already.",
+    "geometry_is_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already.",
+    "gpu_is_not_well": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first.",
+    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over.",
+    "host_does_not_answer": lambda n: f"{n['host']} does not answer: its agent has to change the geometry.",
+    "geometry_is_not_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed.",
+    "geometry_is_with_its_host": lambda n: (
+        f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
+    ),
+}
+REPAIR_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "gpu_is_held": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."
+    ),
+    "geometry_is_changing": lambda n: (
+        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed: it is looked at when that is over."
+    ),
+    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed already.",
+    "host_does_not_answer": lambda n: f"{n['host']} does not answer: a diagnostic needs its agent.",
+    "gpu_is_not_reported": lambda n: (
+        f"GPU {n['gpu']} is not reported by {n['host']} any more: there is nothing to look at."
+    ),
+    "host_has_no_gpus": lambda n: f"{n['host']} has no GPUs.",
+}
