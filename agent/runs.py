@@ -95,6 +95,8 @@ class Runs:
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
         self._claims: dict[str, Claim] = {}
+        self._renewed: set[str] = set()  # what the server named last, and until when that may run
+        self._renewed_until = 0.0
         self.take_over(hardware)
 
     def take_over(self, hardware: Hardware) -> None:
@@ -296,6 +298,8 @@ class Runs:
         try:
             run = await self._written(wanted, lambda: self._write_down(wanted, lease_until, place))
             self.runs[run.id] = run
+            if run.id in self._renewed:  # heard while it was written down
+                write_lease(run.folder, max(lease_until, self._renewed_until))
             await self._spawn(run, wanted, held, place)
             return True
         except (OSError, subprocess.SubprocessError) as error:
@@ -464,6 +468,7 @@ class Runs:
 
     def renew(self, named: set[str], until: float) -> None:
         """Give the named runs' shims a lease up to ``until`` (CLOCK_BOOTTIME)."""
+        self._renewed, self._renewed_until = named, until
         for run in self.runs.values():
             if run.id in named and not run.ended:
                 write_lease(run.folder, until)

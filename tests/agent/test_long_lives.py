@@ -154,6 +154,8 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
 
     monkeypatch.setattr("agent.state.os.fsync", slowly)
     starting = asyncio.create_task(runs.start(job("true"), boottime() + 30))
+    await asyncio.sleep(0.05)
+    runs.renew({"run-1"}, until := boottime() + 77)
     refusing = None
     while not starting.done() or refusing is None or not refusing.done():
         if starting.done() and refusing is None:
@@ -165,6 +167,7 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
     assert longest < 0.25
     assert starting.result() and {("run-1", "starting"), ("run-2", "starting"), ("run-2", "ended")} <= states
     assert read_json(runs.state.folder / "generations.json")["used"] == [1, 2]
+    assert float((runs.runs["run-1"].folder / "lease").read_text()) == pytest.approx(until, abs=0.01), "heard meanwhile"
     await until_all_ended(runs)
 
 
