@@ -22,7 +22,7 @@ from agent.geometry import Geometries
 from agent.launchers import Launcher
 from agent.meter import Hardware, Meter
 from agent.protocol import Desired, RunWanted
-from agent.reconcile import Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
+from agent.reconcile import Action, Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.reporting import News, inventory
 from agent.run import boottime
 from agent.runs import Runs
@@ -262,20 +262,35 @@ class Agent:
         if self._desired is None:
             return
         async with self._busy:
-            before = self.runs.seen()
-            actions = plan(
-                self._desired,
-                [run.held() for run in self.runs.runs.values()],
-                refusal=self.state.generations.refusal,
-                known_units=self.runs.known_units,
-                heard_at=self._heard_at,
-            )
-            for action in actions:
+            before, is_news = self.runs.seen(), False
+            desired, actions = self._desired, self._plan(self._desired)
+            tried: set[str] = set()
+            while actions:
+                if self._desired is not desired:  # heard while a start took long: from here on that counts
+                    desired = self._desired
+                    actions = [each for each in self._plan(desired) if not (isinstance(each, Start) and each.wanted.run in tried)]
+                    continue
+                action = actions.pop(0)
+                if isinstance(action, Start):
+                    tried.add(action.wanted.run)
+                else:
+                    is_news = True
                 with disk_trouble_survived(str(action)[:80]):
                     await self._do(action)
         # A start that waits as it did before is no news: said each time, it would be answered and said again.
-        if any(not isinstance(action, Start) for action in actions) or self.runs.seen() != before:
+        if is_news or self.runs.seen() != before:
             self.news.note_change()
+
+    def _plan(self, desired: Desired) -> list[Action]:
+        """What is to be done now; what may take long comes last."""
+        actions = plan(
+            desired,
+            [run.held() for run in self.runs.runs.values()],
+            refusal=self.state.generations.refusal,
+            known_units=self.runs.known_units,
+            heard_at=self._heard_at,
+        )
+        return sorted(actions, key=lambda action: isinstance(action, Start))
 
     async def _do(self, action: object) -> None:
         match action:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,31 @@ def test_two_frames_of_now_that_do_not_name_it_stop_it_within_its_own_grace(host
     assert host.stop is None
     host.hear(at=1001.0 + 2 * POLL_SECONDS)
     assert host.stop == {"outcome": "cancelled", "grace_seconds": host.wanted.grace_seconds, "whatever": False}
+
+
+def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start may wait for a driver, a disk or a file system; a stop does not wait for all that want to start with it."""
+    began: list[str] = []
+
+    async def slowly(wanted: RunWanted) -> None:
+        began.append(wanted.run)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(host.agent, "_start", slowly)
+    first, taken_back, later = (job("true", generation=number) for number in (2, 3, 4))
+
+    def frame(*runs: RunWanted) -> Desired:
+        return Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS)
+
+    async def hear() -> None:
+        hearing = asyncio.create_task(host.agent.on_desired(frame(host.wanted, first, taken_back, later), 1000.0))
+        await asyncio.sleep(0.1)
+        assert began == ["run-2"] and host.stop is None
+        stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
+        await asyncio.gather(hearing, host.agent.on_desired(frame(stopping, first, later), 1000.0))
+
+    asyncio.run(hear())
+    assert host.stop is not None
+    assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "which nobody wants any more"
