@@ -90,6 +90,7 @@ def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> 
     shown = page_of(world.operator)
     name = world.operator.get_full_name() or world.operator.username
     assert re.search(rf"credential was revoked (now|\d+ s ago) by {name}: its disk left the house\.", shown)
+    assert "free" not in shown.partition("GPU Held by")[2].partition("Health")[0]
     assert "Credential revoked" in shown and "credential revoked" in shown.partition("Lease")[2]
     assert f"Its agent's credential was revoked by {name}: its disk left the house" in events_of(world.operator)
     assert AuditEvent.objects.get(verb="revoke_host").why == "its disk left the house"
