@@ -93,10 +93,11 @@ class GeometryEffectShape(serializers.Serializer[Any]):
     after = serializers.CharField()
     work = LeavingShape(many=True)
     reservations = serializers.IntegerField(source="bound", help_text="active ones that are bound to it")
-    unkept: serializers.SlugRelatedField[Any] = serializers.SlugRelatedField(
-        many=True, read_only=True, slug_field="name", help_text="reservations to come that could not be kept without it"
-    )
+    unkept = serializers.SerializerMethodField(help_text="reservations to come that could not be kept without it")
     free_by = serializers.DateTimeField(allow_null=True, help_text="null: nothing holds it now")
+
+    def get_unkept(self, effect: Any) -> list[str]:
+        return [reservation.name for reservation in effect.unkept]
 
 
 class HostGeometry(View):
