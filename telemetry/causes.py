@@ -7,40 +7,83 @@ event of a GPU on which nobody was counts by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import timedelta
-from itertools import combinations
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
 AROUND = timedelta(minutes=2)  # how far a host's clock may be off, and the driver's word behind the deed
 MOST_LOOKED_AT = 50  # events; the newest
+MOST_SEARCHED = 3  # people: whether so many could have done it all is tried out; of more only how many at the least
+
+People = frozenset[int]
 
 
 def different(events: Sequence[HealthEvent], enough: int) -> int:
-    """How many different causes these events of one GPU have at the least, counted up to ``enough``."""
-    looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-MOST_LOOKED_AT:]
-    people = [_people_of(event) for event in looked_at]
+    """How many different causes these events of one GPU, or of one host, have at the least, counted up to ``enough``. One query."""
+    looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-max(MOST_LOOKED_AT, enough) :]
+    people = _people_of(looked_at)
     alone = sum(not those for those in people)
-    return min(enough, alone + _fewest([those for those in people if those], max(0, enough - alone)))
+    return min(enough, alone + fewest((those for those in people if those), max(0, enough - alone)))
 
 
-def _people_of(event: HealthEvent) -> frozenset[int]:
-    """The owners of what held the GPU, or without one the host, when the event came: from a little before until it was told."""
-    period = (event.at - AROUND, max(event.at, event.received_at))
-    held = Allocation.objects.filter(period__overlap=period, unit__gpu__host=event.host_id)
-    if event.gpu_id is not None:
-        held = held.filter(unit__gpu=event.gpu_id)
-    return frozenset(held.values_list("workload__owner_id", flat=True))
-
-
-def _fewest(events: Collection[frozenset[int]], enough: int) -> int:
-    """The fewest people of whom every event had one, or ``enough`` where fewer would not do."""
+def _people_of(events: Sequence[HealthEvent]) -> list[People]:
+    """Of each event the owners of what held the GPU, or without one the host, from a little before it came until it was told."""
     if not events:
-        return 0
-    everybody = sorted(set().union(*events))
-    for count in range(1, min(enough, len(everybody) + 1)):
-        if any(all(those & set(some) for those in events) for some in combinations(everybody, count)):
-            return count
-    return enough
+        return []
+    times = [(event.at - AROUND, max(event.at, event.received_at)) for event in events]
+    around = (min(begin for begin, _ in times), max(end for _, end in times))
+    held = Allocation.objects.filter(period__overlap=around, unit__gpu__host=events[0].host_id)
+    if events[0].gpu_id is not None:
+        held = held.filter(unit__gpu=events[0].gpu_id)
+    owners: dict[int, list[tuple[datetime, datetime | None]]] = {}
+    for owner, period in held.values_list("workload__owner_id", "period"):
+        owners.setdefault(owner, []).append((period.lower, period.upper))
+    return [
+        frozenset(owner for owner, periods in owners.items() if any(_meets(*period, begin, end) for period in periods))
+        for begin, end in times
+    ]
+
+
+def _meets(lower: datetime, upper: datetime | None, begin: datetime, end: datetime) -> bool:
+    return lower < end and (upper is None or upper > begin)
+
+
+def fewest(events: Iterable[People], enough: int) -> int:
+    """The fewest people of whom every event had one, counted up to ``enough``; where more than MOST_SEARCHED would be needed, at
+    least so many. It never takes long, however many events and people there are."""
+    groups = _smallest(events)
+    least = _apart(groups)
+    while least < enough and least <= MOST_SEARCHED and not _could(groups, least):
+        least += 1
+    return min(enough, least)
+
+
+def _smallest(events: Iterable[People]) -> list[People]:
+    """Those events that say most: whoever is behind one of them is behind every event that had the same people and more."""
+    kept: list[People] = []
+    for those in sorted(set(events), key=lambda those: (len(those), sorted(those))):
+        if not any(some <= those for some in kept):
+            kept.append(those)
+    return kept
+
+
+def _apart(groups: Sequence[People]) -> int:
+    """How many events share nobody: each of them took another person."""
+    seen: set[int] = set()
+    count = 0
+    for those in groups:
+        if not those & seen:
+            seen |= those
+            count += 1
+    return count
+
+
+def _could(groups: Sequence[People], count: int) -> bool:
+    """Could ``count`` people have brought about all of it?"""
+    if _apart(groups) > count:
+        return False
+    if not groups:
+        return True
+    return any(_could([those for those in groups if person not in those], count - 1) for person in sorted(groups[0]))

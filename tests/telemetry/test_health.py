@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from itertools import combinations
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.protocol import Health
 from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange, Unit
 from scheduler.services.hosts import cordon_host, drain_host
 from telemetry.agent_api import accept_health
+from telemetry.causes import MOST_SEARCHED, different, fewest
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent, HealthRule
 from tests.telemetry.rows import at, hold, workload
@@ -188,6 +195,33 @@ def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -
     for minute in (0, 5, 10):  # the host's clock is slow by half an hour
         report(world, "alpha", "xid:109", name=str(minute), minute=minute)
     assert handle_events(at(10)) == 0
+
+
+def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> None:
+    alone = [frozenset({person}) for person in range(50)]
+    began = time.monotonic()
+    assert fewest(alone, 40) == 40
+    by_eight = [frozenset(range(number, number + 8)) for number in range(0, 200, 4)]
+    assert 25 <= fewest(by_eight, 40) <= 40, "25 of them share nobody"
+    assert time.monotonic() - began < 5.0
+
+
+@given(
+    events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7), enough=st.integers(0, MOST_SEARCHED + 1)
+)
+def test_of_a_few_people_the_fewest_are_found_by_whom_it_can_be_explained(events: list[frozenset[int]], enough: int) -> None:
+    ways = (set(some) for count in range(8) for some in combinations(range(7), count))
+    assert fewest(events, enough) == min(enough, len(next(some for some in ways if all(those & some for those in events))))
+
+
+def test_a_rule_of_many_events_acts_when_so_many_came_and_asks_once_for_all_of_them(world: World) -> None:
+    HealthRule.objects.filter(code="xid:109").update(repeats=60)
+    for number in range(60):
+        report(world, "alpha", "xid:109", name=str(number), minute=number)
+    with CaptureQueriesContext(connection) as asked:
+        assert different(list(HealthEvent.objects.all()), 60) == 60
+    assert len(asked) == 2, "the events themselves, and who was on the GPU"
+    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: World) -> None:
