@@ -14,6 +14,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 
 from portal.models import User
 from portal.selectors.work import filtered_by_words
+from portal.wording import work_states
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
 from telemetry.statements import shown_as_text
@@ -42,7 +43,7 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         "Failed",
         {
             "state": WorkloadState.ENDED,
-            "outcome__in": ["failed", "out_of_memory", "out_of_disk", "gpu_error", "host_lost", "start_failed"],
+            "outcome__in": [code for code, (_, _, tone) in work_states.OUTCOMES.items() if tone == "failed"],
         },
     ),
 }

@@ -276,6 +276,15 @@ def test_lists_filter_sort_and_page_by_their_address(world: World) -> None:
     assert "job-16" not in found
 
 
+def test_the_failed_are_all_whose_word_says_so(world: World) -> None:
+    now = timezone.now()
+    for code in ("killed_at_grace", "lease_lost", "out_of_disk", "host_full", "finished", "cancelled"):
+        queue_job(world, world.vision, f"w-{code}", state="ended", outcome=code, ended_at=now)
+    found = signed_in(world.vision.member).get(reverse("jobs"), {"state": "failed"}).content.decode()
+    assert [code for code in ("killed_at_grace", "lease_lost", "out_of_disk", "host_full") if f"w-{code}" not in found] == []
+    assert "w-finished" not in found and "w-cancelled" not in found
+
+
 @pytest.mark.parametrize(
     "query", ["sort=-nonsense", "page=abc", "page=-4", "page=999", "state=nonsense", "mine=%27", "find=" + "x" * 500]
 )
