@@ -58,6 +58,15 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
     assert "GPU 0 of alpha failed (XID 79" in page and "Where it ran" in page
 
 
+def test_the_heading_of_an_open_page_follows_what_becomes_of_the_work(world: World) -> None:
+    work = queue_job(world, world.vision, "turns")
+    assert 'Why turns <span id="question">waits</span>' in page_of(world, work)
+    Workload.objects.filter(pk=work.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
+    address = reverse("why", args=[work.public_id])
+    refresh = signed_in(world.vision.member).get(address, {"part": "live"}).content.decode()
+    assert '<span id="question" hx-swap-oob="true">never ran</span>' in refresh
+
+
 def test_what_has_ended_is_told_how_and_what_never_ran_that(world: World) -> None:
     ended = queue_job(world, world.vision, "over", state="ended", outcome="finished", attempt=1)
     never = make_waiting(world, world.vision, "given up")
