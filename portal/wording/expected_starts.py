@@ -84,6 +84,9 @@ def _past_starts(past: PastStarts) -> str:
     if not past.counted:
         return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
     off = f"half were off by more than {duration(past.median_error)}"
+    if past.counted == 1:
+        was = f"it was off by {duration(past.median_error)}"
+        return f"Only 1 waited and started in this pool lately: too few to tell a range from; {was}."
     if not past.is_enough:
         return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
     if past.ranged < LEAST_RECORDS:

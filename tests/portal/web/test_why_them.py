@@ -156,6 +156,8 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
 
 def test_the_words_of_a_record_are_honest() -> None:
     assert "no record" in expected_starts.past_starts(PastStarts())
+    one = expected_starts.past_starts(PastStarts(errors=(1.0,), counted=1, median_error=600))
+    assert "Only 1 waited" in one and "it was off by 10 min" in one and "half" not in one
     few = PastStarts(errors=(1.0,) * 3, counted=3, median_error=600)
     assert "Only 3 waited" in expected_starts.past_starts(few) and "%" not in expected_starts.past_starts(few)
     unproven = PastStarts(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
