@@ -90,11 +90,7 @@ class Lost:
         grouped = self._cgroups.members(run.about["mark"])
         found = False
         for pid in processes.scan():
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                environment = []  # not ours to read, so not ours to end
-            if mark in environment or pid in grouped:
+            if mark in processes.environment(pid) or pid in grouped:  # what is not ours to read is not ours to end
                 found = True
                 try:
                     os.kill(pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ def look(pid: int | str) -> Process | None:
         return None  # the last where /proc hides what is not ours (hidepid)
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in "ZX":
+    if fields[0] in "ZX" and int(fields[17]) <= 1:  # else only its first thread has ended, and the others go on
         return None
     cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
     return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
@@ -71,14 +71,28 @@ def below(everything: dict[int, Process], root: int) -> list[Process]:
     return found
 
 
-def environment_value(pid: int, name: str) -> str | None:
-    """A variable of the process's environment as it was started, or None where there is none or it can't be read."""
+def environment(pid: int) -> list[bytes]:
+    """Everything in the environment that the process was started with, NAME=VALUE; [] where there is none or it can't be read.
+    Where its first thread has ended, only the others still have it."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
-        return None
+        return []
+    for thread in threads:
+        try:
+            found = Path(f"/proc/{pid}/task/{thread}/environ").read_bytes()
+        except OSError:
+            continue  # it has ended, or is not ours to read
+        if found:
+            return found.split(b"\0")
+    return []
+
+
+def environment_value(pid: int, name: str) -> str | None:
+    """A variable of that environment, or None."""
     start = f"{name}=".encode()
-    return next((entry[len(start) :].decode("utf-8", "replace") for entry in entries if entry.startswith(start)), None)
+    values = (entry[len(start) :] for entry in environment(pid) if entry.startswith(start))
+    return next((value.decode("utf-8", "replace") for value in values), None)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:

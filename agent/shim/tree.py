@@ -6,7 +6,8 @@ import os
 
 
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
-    """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone."""
+    """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone. Z only where no thread is left:
+    the first one may end and leave its letter while others go on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
@@ -14,7 +15,7 @@ def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    return int(fields[1]), int(fields[19]), fields[0], name
+    return int(fields[1]), int(fields[19]), fields[0] if int(fields[17]) <= 1 else "S", name
 
 
 def descendants(root: int) -> list[tuple[int, int, str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -73,6 +75,34 @@ async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(edge: Fak
     ended = await edge.until_state(run, "ended")
     assert ended.outcome == "cancelled"
     assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
+
+
+# Its first thread has ended and left the letter of the dead in /proc, while another goes on.
+HEADLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(300,)).start()
+print("begun", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["plain", "bubblewrap"])
+@pytest.mark.parametrize("shim_dies", [False, True])
+async def test_a_process_whose_first_thread_has_ended_is_gone_with_its_job(
+    edge: FakeEdge, make_agent: MakeAgent, launcher: str, shim_dies: bool
+) -> None:
+    agent = await make_agent(launcher=launcher)
+    run = await running(edge, agent, f"{sys.executable} -c {shlex.quote(HEADLESS)} & exec sleep 301")
+    shim = agent.shim(run)["pid"]
+    headless = [each for each in processes.below(processes.scan(), shim) if each.name not in ("bwrap", "sleep")]
+    assert len(headless) == 1, "it still runs"
+    assert processes.environment_value(headless[0].pid, "GPUPOOL_RUN") == run, "by which it is found without control groups"
+    if shim_dies:
+        os.kill(shim, signal.SIGKILL)
+    else:
+        await edge.change(run, verb="stop", code="cancelled")
+    assert (await edge.until_state(run, "ended", 20.0)).outcome == ("host_lost" if shim_dies else "cancelled")
+    assert not processes.is_alive(headless[0].pid, headless[0].start_ticks), "another host may have begun"
 
 
 async def test_a_job_that_ignores_term_is_killed_at_its_grace(edge: FakeEdge, agent: AgentProcess) -> None:
