@@ -33,6 +33,7 @@ GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
 SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
 LOW_SHARE = 0.05  # of the disk: with less room, but not more than this, it runs low
 MOST_LOW_BYTES, MOST_LOW_FILES = 4 << 30, 20_000
+BLAMED_SHARE = 16  # who has less than this part of the room that is to stay is not to blame: its end would help nobody
 BLOCK = 512  # bytes; what st_blocks counts in
 UNCOUNTED = 1 << 62
 
@@ -51,11 +52,13 @@ def over(taken: dict[str, int], most: int) -> dict[str, str]:
     }
 
 
-def largest(taken: dict[str, int], lacking: int) -> str:
-    """Who has to go on a disk that runs low by ``lacking``; '' where all of them together do not hold that: others filled it."""
+def largest(taken: dict[str, int], lacking: int, least: int) -> str:
+    """Who has to go on a disk that runs low by ``lacking``; '' where all of them together do not hold that, or nobody has
+    ``least``: others filled it."""
     if lacking <= 0 or sum(taken.values()) < lacking:
         return ""
-    return max(taken, key=lambda run: taken[run])
+    name = max(taken, key=lambda run: taken[run], default="")
+    return name if taken.get(name, 0) >= least else ""
 
 
 def _mib(size: int) -> str:
@@ -74,6 +77,7 @@ class Scratch:
         self._most = most_bytes
         self._measured_at = 0.0
         self._stopped: dict[str, float] = {}  # by run, when it was seen to have ended; 0 while it has not
+        self._others_filled_it: tuple[float, int, int] | None = None  # when that was found, and the room there was: bytes, files
 
     async def watch(self) -> None:
         """For ever; ends no run but those that take too much."""
@@ -88,21 +92,33 @@ class Scratch:
         """Measure what is due to be, and stop who takes too much. ``now``: monotonic seconds."""
         folder = self._runs.state.folder
         disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
-        lacking = low(disk.total) - disk.free
-        files = low(inodes.f_files, least=LEAST_FREE_FILES, most=MOST_LOW_FILES) - inodes.f_favail if inodes.f_files else 0
-        if (lacking > 0 or files > 0) and not self._waits_for_room(now):
+        room, room_for_files = low(disk.total), low(inodes.f_files, least=LEAST_FREE_FILES, most=MOST_LOW_FILES)
+        lacking, files = room - disk.free, room_for_files - inodes.f_favail if inodes.f_files else 0
+        least, least_files = room // BLAMED_SHARE, room_for_files // BLAMED_SHARE
+        as_before = self._is_as_when_others_filled_it(now, disk.free + least, inodes.f_favail + least_files)
+        if (lacking > 0 or files > 0) and not as_before and not self._waits_for_room(now):
             there = self._running()
             taken = await asyncio.to_thread(measure, there) if lacking > 0 else {}
             count = await asyncio.to_thread(measure_files, there) if files > 0 else {}
-            name = largest(taken, lacking)
+            name = largest(taken, lacking, least)
             if name:
                 self._stop(name, f"{FULL}, and its temporary files took the most of it: {_mib(taken[name])}")
-            elif name := largest(count, files):
+            elif name := largest(count, files, least_files):
                 self._stop(name, f"{FULL}, and it made the most of the files on it: {_files(count[name])}")
+            else:
+                self._others_filled_it = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= EVERY_SECONDS:
             self._measured_at = now
             for name, why in over(await asyncio.to_thread(measure, self._running()), self._most).items():
                 self._stop(name, why)
+
+    def _is_as_when_others_filled_it(self, now: float, room: int, files: int) -> bool:
+        """Was nobody to blame a moment ago, and could nobody have become so since without leaving less than this? To count the
+        files of all runs again and again is a load of its own on a disk that others keep low for days."""
+        if self._others_filled_it is None:
+            return False
+        at, room_then, files_then = self._others_filled_it
+        return now - at < EVERY_SECONDS and room > room_then and files > files_then
 
     def _running(self) -> list[Run]:
         return [run for run in self._runs.runs.values() if run.state == "running"]

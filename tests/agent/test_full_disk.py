@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent import processes
+from agent import processes, scratch
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
+from agent.run import Run
 from agent.scratch import UNCOUNTED, largest, low, over
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
@@ -139,6 +142,18 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its
     assert (await edge.until_state("run-4", "ended")).outcome == "finished"
 
 
+async def test_a_workload_with_few_files_is_not_stopped_for_what_others_write(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    run = await running(edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=2; echo begun; sleep 300", generation=2)
+    with (disk / "log of something else").open("ab", buffering=0) as file:
+        while shutil.disk_usage(disk).free > low(80 << 20) - (1 << 20):  # it holds what lacks, and is none the more to blame
+            file.write(bytes(1 << 16))
+    await edge.until(lambda: is_full(edge))
+    await asyncio.sleep(4.0)
+    assert (await edge.until_state(run, "running")).outcome == ""
+
+
 async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_stopped(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
@@ -159,14 +174,34 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
     [
         ({"a": 3, "b": 5}, 3, "b"),
         ({"a": 3, "b": 5}, -1, ""),  # the disk has room
-        ({"a": 1, "b": 1}, 3, ""),  # others filled it
-        ({"a": 2, "b": 2}, 3, "a"),  # each too little, but together they did it
+        ({"a": 2, "b": 2}, 5, ""),  # others filled it
+        ({"a": 2, "b": 2}, 3, "a"),  # each less than lacks, but together they did it
+        ({"a": 1, "b": 1}, 1, ""),  # with so little nobody is to blame
         ({"a": 3, "b": UNCOUNTED}, 3, "b"),
         ({}, 1, ""),
     ],
 )
 def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int, goes: str) -> None:
-    assert largest(taken, lacking) == goes
+    assert largest(taken, lacking, 2) == goes
+
+
+async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[float] = []
+    monkeypatch.setattr(scratch, "measure", lambda there: counted.append(now) or {each.id: 1 << 20 for each in there})
+    run = Run(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
+    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run})
+    watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
+    with (disk / "log of something else").open("ab", buffering=0) as file:
+        file.write(bytes(20 << 20))
+        for now in (0.5, 1.0, 9.0, 10.6, 11.0):
+            await watch.look(now)
+        assert counted == [0.5, 10.6]
+        file.write(bytes(low(80 << 20) // scratch.BLAMED_SHARE))  # so much could be a run's
+        now = 11.5
+        await watch.look(now)
+        assert counted == [0.5, 10.6, 11.5]
 
 
 def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
