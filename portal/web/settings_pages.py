@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -115,6 +116,31 @@ class HealthRuleForm(VerbForm):
     repeats = forms.IntegerField()
     window_seconds = LengthField(label="within", least=1, most=health_verbs.LONGEST_WINDOW)
     counts = forms.ChoiceField(choices=HealthRule.Counts.choices, required=False)
+
+
+ACTIONS = [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices]
+
+
+class RuleFilters(forms.Form):
+    find = forms.CharField(
+        required=False, max_length=80, label="Find", widget=forms.TextInput(attrs={"placeholder": "Code or meaning"})
+    )
+    does = forms.ChoiceField(required=False, label="Action", choices=[("", "Any action"), *ACTIONS])
+
+    def apply(self, rows: QuerySet[HealthRule], also: str) -> QuerySet[HealthRule]:
+        """``rows`` that the filters let through, and the one with the code ``also``; a filter that makes no sense is shown as an
+        error and left out."""
+        self.is_valid()
+        wanted = Q()
+        for word in self.cleaned_data.get("find", "").split():
+            wanted &= Q(code__icontains=word) | Q(meaning__icontains=word)
+        if self.cleaned_data.get("does"):
+            wanted &= Q(action=self.cleaned_data["does"])
+        return rows.filter(wanted | Q(code=also)) if wanted else rows
+
+    def address(self) -> dict[str, str]:
+        """What is chosen, as the address holds it."""
+        return {name: value for name, value in self.cleaned_data.items() if value}
 
 
 @signed_in
@@ -263,6 +289,9 @@ def template_edit(request: HttpRequest, slug: str = "") -> HttpResponse:
 def health_rules(request: HttpRequest) -> HttpResponse:
     """The table that says what is done about hardware events. What is refused is told at its row, with what was typed."""
     refused: dict[str, Any] = {}
+    filters = RuleFilters(request.GET)
+    touched = request.POST.get("code", "") if request.method == "POST" else request.GET.get("saved", "")
+    rules = filters.apply(HealthRule.objects.all(), also=touched)
     if request.method == "POST":
         form = HealthRuleForm(request.POST)
         done = None
@@ -273,7 +302,8 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         if done is not None:
             # Back to its row: the table is long.
             code = form.cleaned_data["code"]
-            return redirect(f"{reverse('health-rules')}?{urlencode({'saved': code})}#{slugify(code)}")
+            query = urlencode({**filters.address(), "saved": code})
+            return redirect(f"{reverse('health-rules')}?{query}#{slugify(code)}")
         refused = {"code": request.POST.get("code", ""), "errors": [str(e) for row in form.errors.values() for e in row]}
         for error in refused["errors"]:
             messages.error(request, error)
@@ -284,9 +314,10 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         "limits": f"1 to {health_verbs.MOST_REPEATS:,} events, within 1 s to {words_of(health_verbs.LONGEST_WINDOW)}",
         "rows": [
             (_as_typed(rule, request.POST) if rule.code == refused.get("code") else (rule, words_of(rule.window_seconds)))
-            for rule in sorted(HealthRule.objects.all(), key=_code_order)
+            for rule in sorted(rules, key=_code_order)
         ],
-        "actions": [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices],
+        "filters": filters,
+        "actions": ACTIONS,
         "counts": HealthRule.Counts.choices,
         "may_change": policy.may(request.user, "health_rule.change"),
     }

@@ -150,6 +150,22 @@ def test_health_rules_stand_in_the_order_of_their_numbers(world: World) -> None:
     assert "Quarantine GPU</option>" in shown
 
 
+def test_health_rules_are_found_by_words_and_by_what_they_do_and_a_changed_one_stays_in_sight(world: World) -> None:
+    client, address = signed_in(world.operator), reverse("health-rules")
+    found = client.get(address, {"find": "xid:79"}).content.decode()
+    assert "<b>xid:79</b>" in found and "<b>xid:48</b>" not in found
+    warns = client.get(address, {"does": "warn"}).content.decode()
+    assert all(f"<b>{r.code}</b>" in warns for r in HealthRule.objects.filter(action="warn"))
+    assert not any(f"<b>{r.code}</b>" in warns for r in HealthRule.objects.exclude(action="warn"))
+    wish = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
+    done = client.post(f"{address}?does=cordon&find=xid", wish)
+    assert done.headers["Location"] == f"{address}?find=xid&does=cordon&saved=xid%3A79#xid79"
+    assert "Saved." in client.get(done.headers["Location"]).content.decode()
+    assert "No rule is found so" in client.get(address, {"find": "nothing of this name"}).content.decode()
+    for query in ({"does": "nonsense"}, {"find": "x" * 200}):
+        assert client.get(address, query).status_code == 200, query
+
+
 def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     assert "1 to 1,000 events, within 1 s to 30 d" in client.get(address).content.decode()
