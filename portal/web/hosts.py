@@ -121,7 +121,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
     context = {
         "host": row,
         "state_name": "revoked" if revoked and row.lease_state == LeaseState.ALIVE else reads.state_of(row),
-        "units": reads.units(user, row, now),
+        "units": _folded(reads.units(user, row, now)),
         "events": [_event(entry) for entry in host_events.events(user, row)],
         "revoked": revoked,
         "revoked_by": host_events.name_of(user, revoked) if revoked else "",
@@ -145,6 +145,29 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         ],
     }
     return live.page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+
+
+def _folded(units: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Quiet slices that nobody holds stand in one row for each GPU and profile, with their ``count``; others in their own."""
+    rows: list[dict[str, Any]] = []
+    for unit in units:
+        last = rows[-1] if rows else None
+        if last and _is_quiet_slice(unit) and _is_quiet_slice(last) and _sort_of(unit) == _sort_of(last):
+            last["count"] += 1
+        else:
+            rows.append({**unit, "count": 1})
+    return rows
+
+
+def _sort_of(row: dict[str, Any]) -> tuple[int, str]:
+    return row["gpu"].pk, row["unit"].profile
+
+
+def _is_quiet_slice(row: dict[str, Any]) -> bool:
+    reading = row["reading"]
+    if not row["unit"].profile or row["held"] or row["reservation"]:
+        return False
+    return reading is None or not (reading.utilisation or reading.sm_active or reading.memory_used_mib)
 
 
 def _event(entry: host_events.Happened) -> dict[str, Any]:

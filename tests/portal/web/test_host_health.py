@@ -15,18 +15,20 @@ from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from agent.simulated_nvml import _gpus
 from portal import notify
 from portal.models import Notification
+from portal.selectors.hosts import units
 from portal.services import hosts as host_verbs
 from portal.services import repairs
+from portal.web.hosts import _folded
 from portal.wording import notices as notice_texts
 from scheduler import clock, diagnostics
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
 from telemetry import health
 from telemetry.agent_api import accept_health, accept_strays
-from telemetry.models import HealthEvent, HealthRule
+from telemetry.models import HealthEvent, HealthRule, Sample
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import run_job, signed_in
 from tests.telemetry.rows import reservation
-from tests.world import World, units_of
+from tests.world import MIG, World, units_of
 
 pytestmark = pytest.mark.django_db
 
@@ -130,6 +132,16 @@ def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
     bad = client.post(address, given | {"diagnostic_seconds": "1"})
     assert bad.status_code == 400 and "30 to 14,400 seconds" in bad.content.decode()
     assert signed_in(world.vision.member).post(address, given).status_code == 403
+
+
+def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
+    host = next(row for row in world.hosts.values() if row.gpus.filter(units__profile=MIG).exists())
+    slices = [unit for unit in units_of(host, MIG) if unit.gpu_id == units_of(host, MIG)[0].gpu_id]
+    cut, shown = slices[0].gpu, page(world, host=host.name)
+    assert f"{MIG} × {len(slices)}" in shown and f"{len(slices)} free" in shown
+    Sample.objects.create(unit=slices[1], ts=timezone.now(), memory_used_mib=512)
+    rows = _folded(units(world.people["operator"], host, timezone.now()))
+    assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], "one that is not quiet is seen"
 
 
 def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World) -> None:
