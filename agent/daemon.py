@@ -282,7 +282,7 @@ class Agent:
             self.news.note_change()
 
     def _plan(self, desired: Desired) -> list[Action]:
-        """What is to be done now; what may take long comes last."""
+        """What is to be done now; what waits for a disk, or longer, comes last: nobody's stop waits for it."""
         actions = plan(
             desired,
             [run.held() for run in self.runs.runs.values()],
@@ -290,7 +290,7 @@ class Agent:
             known_units=self.runs.known_units,
             heard_at=self._heard_at,
         )
-        return sorted(actions, key=lambda action: isinstance(action, Start))
+        return sorted(actions, key=lambda action: (isinstance(action, Start), isinstance(action, (Refuse, Limit))))
 
     async def _do(self, action: object) -> None:
         match action:

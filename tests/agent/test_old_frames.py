@@ -118,3 +118,20 @@ def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
     asyncio.run(hear())
     assert host.stop is not None
     assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "which nobody wants any more"
+
+
+def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+    refuse = host.agent.runs.refuse
+
+    async def watched(wanted: RunWanted, outcome: str, why: str) -> None:
+        stopped.append(host.stop is not None)
+        await refuse(wanted, outcome, why)
+
+    monkeypatch.setattr(host.agent.runs, "refuse", watched)
+    never_began = dataclasses.replace(job("true", generation=0), verb="stop", code="cancelled")
+    stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
+    assert never_began.generation < stopping.generation, "it is the first that is looked at"
+    frame = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[never_began, stopping], poll_seconds=POLL_SECONDS)
+    asyncio.run(host.agent.on_desired(frame, 1000.0))
+    assert stopped == [True]
