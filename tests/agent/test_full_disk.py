@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -117,7 +119,29 @@ async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_tak
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
 
 
+HIDES = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+def fill():
+    global file
+    file = os.open("fill", os.O_RDWR | os.O_CREAT)
+    os.unlink("fill")
+    for _ in range(40):
+        os.write(file, bytes(1 << 20))
+def of_its_own():
+    libc.unshare(0x400)  # CLONE_FILES
+    fill()
+    time.sleep(300)
+"""
+MAPPED = HIDES + "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file); time.sleep(300)"
+THREAD = HIDES + "threading.Thread(target=of_its_own).start(); time.sleep(300)"
+FIRST_ENDED = HIDES + "threading.Thread(target=of_its_own).start(); libc.pthread_exit(None)"
+
 FILLERS = {
+    "a file that is only mapped": f"exec {sys.executable} -c {shlex.quote(MAPPED)}",
+    "a thread with files of its own": f"exec {sys.executable} -c {shlex.quote(THREAD)}",
+    "whose first thread has ended": f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300",
     "a file": "dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300",
     "and minds no word": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
     "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
