@@ -25,6 +25,8 @@ from portal.wording import host_texts
 from scheduler.models import Host, Pool
 from scheduler.states import AdminState, LeaseState
 
+DRIVERS_MIB = 512  # of a slice: above it something else is there
+
 CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
         "verb": verbs.cordon_host,
@@ -164,10 +166,14 @@ def _sort_of(row: dict[str, Any]) -> tuple[int, str]:
 
 
 def _is_quiet_slice(row: dict[str, Any]) -> bool:
+    """Nothing is on it; what the driver keeps of its memory for itself is not counted."""
     reading = row["reading"]
     if not row["unit"].profile or row["held"] or row["reservation"]:
         return False
-    return reading is None or not (reading.utilisation or reading.sm_active or reading.memory_used_mib)
+    if reading is None:
+        return True
+    busy = reading.utilisation or reading.sm_active or reading.processes
+    return not busy and (reading.memory_used_mib or 0) < DRIVERS_MIB
 
 
 def _event(entry: host_events.Happened) -> dict[str, Any]:

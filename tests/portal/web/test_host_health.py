@@ -140,6 +140,7 @@ def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
     cut, shown = slices[0].gpu, page(world, host=host.name)
     assert f"{MIG} × {len(slices)}" in shown and f"{len(slices)} free" in shown
     Sample.objects.create(unit=slices[1], ts=timezone.now(), memory_used_mib=512)
+    Sample.objects.create(unit=slices[0], ts=timezone.now(), memory_used_mib=40, processes=0)
     rows = _folded(units(world.people["operator"], host, timezone.now()))
     assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], "one that is not quiet is seen"
 
