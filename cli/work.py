@@ -16,7 +16,7 @@ from cli.asks import DURATION, MOMENT, asking, body_of, labels_of, pairs_of, pla
 from cli.finding import find_named, find_work
 from cli.problems import NOT_FOUND, Problem
 from cli.session import Session, cli, command
-from cli.words import ago, length, start_range
+from cli.words import ago, length, local, start_range
 
 PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
 POLL_SECONDS = 1.0
@@ -226,7 +226,7 @@ def show(session: Session, id_: str) -> None:
         return output.as_json(answer)
     last = answer["runs"][0] if answer["runs"] and answer["state"] != "queued" else {}  # what waits holds nothing
     now = datetime.now().astimezone()
-    return output.facts(
+    output.facts(
         [
             ("id", answer["id"]),
             ("name", answer["name"]),
@@ -244,6 +244,27 @@ def show(session: Session, id_: str) -> None:
             ("limit", length(answer["max_runtime_seconds"])),
             ("command", answer["command"]),
         ]
+    )
+    return _say_attempts(answer["runs"]) if answer["attempt"] > 1 else None
+
+
+def _say_attempts(runs: list[dict[str, Any]]) -> None:
+    """Where each attempt was, how it ended, what it saved, and which did not find its checkpoint."""
+    output.table(
+        ("attempt", "host", "placed", "ended", "how", "checkpoint", "note"),
+        (
+            (
+                run["attempt"],
+                run["host"],
+                local(run["placed_at"]),
+                local(run["ended_at"]) if run["ended_at"] else "",
+                run["outcome"].replace("_", " "),
+                local(run["checkpoint_at"]) if run["checkpoint_at"] else "none",
+                "begins anew: another home folder" if run["begins_anew"] else "",
+            )
+            for run in runs
+        ),
+        "",
     )
 
 

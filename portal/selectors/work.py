@@ -208,7 +208,7 @@ def attempts(workload: Workload) -> list[dict[str, object]]:
     for run in runs:
         by_number.setdefault(run.attempt, []).append(run)
     told = moves.of_runs(run.pk for run in runs)
-    anew = _begun_anew(runs)
+    anew = begun_anew(runs)
     return [
         {
             "number": number,
@@ -221,7 +221,7 @@ def attempts(workload: Workload) -> list[dict[str, object]]:
     ]
 
 
-def _begun_anew(runs: Iterable[Run]) -> set[int]:
+def begun_anew(runs: Iterable[Run]) -> set[int]:
     """The attempts on a host with other homes than those that the last checkpoint before them lies in."""
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):

@@ -161,6 +161,30 @@ def test_a_reservation_is_tried_made_and_given_up(gpupool: Gpupool, sign_in: Sig
     assert full.code == 1 and "allowed" in full.err.lower() or "less than" in full.err.lower()
 
 
+def test_show_names_the_attempts_and_which_did_not_find_its_checkpoint(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    gpupool("job", "run", "--pool", "shared", "--name", "moved", "--", "true")
+    assert "another home folder" not in gpupool("show", "moved").out
+    workload, saved = Workload.objects.get(), served_world.now
+    for number, name in enumerate(("alpha", "beta"), start=1):
+        homes = Storage.objects.create(key=name, listed_at=saved)
+        Host.objects.filter(name=name).update(storage=homes)
+        Run.objects.create(
+            workload=workload, attempt=number, host=served_world.hosts[name], generation=number, placed_at=saved,
+            state="ended", outcome="checkpointed", ended_at=saved, checkpoint_at=saved,
+        )  # fmt: skip
+    Workload.objects.filter(pk=workload.pk).update(attempt=2)
+    second, first = (line for line in gpupool("show", "moved").out.splitlines() if "checkpointed" in line)
+    assert "beta" in second and second.rstrip().endswith("begins anew: another home folder")
+    assert "alpha" in first and "anew" not in first
+    told = json.loads(gpupool("show", "moved", "--json").out)["runs"]
+    assert [(run["attempt"], run["begins_anew"], bool(run["checkpoint_at"])) for run in told] == [
+        (2, True, True), (1, False, True),
+    ]  # fmt: skip
+
+
 def test_another_tenants_work_does_not_exist(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.member)
     gpupool("job", "run", "--pool", "shared", "--name", "secret", "--", "true")

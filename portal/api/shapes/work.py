@@ -14,6 +14,7 @@ from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, gpus_of, name_field, number_map, slug_field
 from portal.selectors import starts
 from portal.selectors.starts import Likely, Starts
+from portal.selectors.work import begun_anew
 from portal.services import workloads
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
 from portal.wording import expected_starts, reasons
@@ -116,7 +117,15 @@ class RunShape(Ser):
     ended_at = serializers.DateTimeField(allow_null=True)
     outcome = serializers.CharField()
     exit_code = serializers.IntegerField(allow_null=True)
+    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="when it last said that it had saved")
+    begins_anew = serializers.SerializerMethodField(
+        help_text="its host has other homes than its last checkpoint lies in: it did not find that"
+    )
     gpus = serializers.SerializerMethodField(help_text="UUIDs of what it holds or held")
+
+    def get_begins_anew(self, run: Any) -> bool:
+        """Of the whole attempt."""
+        return run.attempt in self.context["begun_anew"]
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, run: Any) -> list[str]:
@@ -154,7 +163,7 @@ class WorkloadDetail(WorkloadShape):
             .prefetch_related("allocations__unit")
             .order_by("-attempt", "rank")[:100]
         )
-        return RunShape(rows, many=True).data
+        return RunShape(rows, many=True, context={**self.context, "begun_anew": begun_anew(rows)}).data
 
 
 class WorkloadQuery(PageQuery):
