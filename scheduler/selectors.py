@@ -12,9 +12,9 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from scheduler import one_answer, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
-from scheduler.isolation import keeps_apart_enough
+from scheduler.isolation import is_weaker, keeps_apart_enough
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
-from scheduler.states import AdminState, LeaseState, RepairState, ReservationState
+from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, accepts_work
 
 SLOTS = F("slots__endswith") - F("slots__startswith")
 
@@ -32,6 +32,12 @@ def is_free(now: datetime) -> Q:
         gpu__host__disk_full=False,
     )
     return ~Exists(held) & ~Exists(bound) & in_service & keeps_apart_enough("gpu__host")
+
+
+def takes_new_work(host: Host) -> bool:
+    """What ``is_free`` asks of a unit's host, of one that is loaded with its pool."""
+    is_open = accepts_work(host.lease_state, host.admin_state, host.repair_state)
+    return is_open and not host.disk_full and not is_weaker(host.isolation_level, host.pool.isolation)
 
 
 def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:

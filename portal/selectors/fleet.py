@@ -12,8 +12,9 @@ from django.db.models import Count, Q
 from portal import policy
 from portal.models import User
 from portal.selectors.hosts import RECENT, state_of
+from scheduler import selectors as engine
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
-from scheduler.states import AdminState, LeaseState, RepairState
+from scheduler.states import LeaseState, RepairState
 from telemetry.health import in_words
 from telemetry.models import HealthEvent, HealthRule, Sample
 
@@ -130,7 +131,7 @@ def fleet(viewer: User, now: datetime, pool_slug: str = "") -> list[ModelGroup]:
 
 
 def _cell(gpu: Gpu, host: Host) -> Cell:
-    away = host.lease_state != LeaseState.ALIVE or host.admin_state != AdminState.IN_SERVICE
+    away = not engine.takes_new_work(host)
     return Cell(gpu, away=away, unwell=gpu.repair_state != RepairState.WELL or host.repair_state != RepairState.WELL)
 
 

@@ -12,7 +12,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, User
-from scheduler.models import Host, Unit
+from portal.selectors import fleet
+from scheduler.models import Host, Pool, Unit
 from scheduler.services import hosts as engine
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
@@ -96,6 +97,16 @@ def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> 
     assert AuditEvent.objects.get(verb="revoke_host").why == "its disk left the house"
     Host.objects.filter(name="alpha").update(credential_hash="y" * 64)
     assert "credential was revoked now" not in page_of(world.operator).partition("Events")[0]
+
+
+def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_is_free_on_no_page(world: World) -> None:
+    for told in ({"disk_full": True}, {"disk_full": False, "isolation_level": "none"}):
+        Host.objects.filter(name="alpha").update(**told)
+        Pool.objects.filter(hosts__name="alpha").update(isolation="sandbox" if "isolation_level" in told else "none")
+        gpus = page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
+        assert "not held" in gpus and "free" not in gpus
+        groups = fleet.fleet(world.operator, timezone.now())
+        assert [row.free for group in groups for row in group.hosts if row.host.name == "alpha"] == [0]
 
 
 def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> None:
