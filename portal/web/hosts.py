@@ -123,7 +123,8 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
     context = {
         "host": row,
         "state_name": "revoked" if revoked and row.lease_state == LeaseState.ALIVE else reads.state_of(row),
-        "units": _folded(reads.units(user, row, now)),
+        "units": _folded(units := reads.units(user, row, now)),
+        "can_be_diagnosed": set() if revoked or row.lease_state == LeaseState.SILENT else _without_work(units),
         "events": [_event(entry) for entry in host_events.events(user, row)],
         "revoked": revoked,
         "revoked_by": host_events.name_of(user, revoked) if revoked else "",
@@ -147,6 +148,11 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         ],
     }
     return live.page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+
+
+def _without_work(units: list[dict[str, Any]]) -> set[int]:
+    """The GPUs of which nobody holds a part: on others a diagnostic is refused."""
+    return {row["gpu"].pk for row in units} - {row["gpu"].pk for row in units if row["held"]}
 
 
 def _folded(units: list[dict[str, Any]]) -> list[dict[str, Any]]:

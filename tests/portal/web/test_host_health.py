@@ -145,6 +145,14 @@ def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
     assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], "one that is not quiet is seen"
 
 
+def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_host_that_is_not_heard(world: World) -> None:
+    run_job(world, world.vision, "busy", host="alpha", gpus=[0])
+    shown = page(world)
+    assert "Diagnose GPU 1" in shown and "Diagnose the free GPUs" in shown and "Diagnose GPU 0" not in shown
+    Host.objects.filter(name="alpha").update(lease_state="silent")
+    assert "Diagnose" not in page(world).partition("<h2>Health</h2>")[2]
+
+
 def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World) -> None:
     Host.objects.filter(name="alpha").update(hardware={"reported": {"diagnostics": ["burn"]}})
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
