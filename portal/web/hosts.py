@@ -77,6 +77,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+STOPPED = {"revoke": "stops when its lease ends", "off": "counts as lost, starts elsewhere"}  # what becomes of the work
+
+
 class WhyForm(VerbForm):
     why = forms.CharField(label="Reason, shown to everybody", required=False, max_length=1000)
 
@@ -232,10 +235,12 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
         else change["text"] + _closed_for(verb, row),
         "refused": verb == "off" and row.lease_state not in change["leases"],
         "label": change["label"],
-        "effect": reads.effect(row, now) if verb in ("cordon", "drain") else None,
+        "effect": reads.effect(row, now) if verb in ("cordon", "drain", "revoke") else None,
+        "returning": verb == "return",
+        "stopped": verb in STOPPED,
         "touched": verbs.effect_of_drain(row, now),
         "draining": verb == "drain",
-        "what_happens": "stops when its lease ends" if verb == "revoke" else "runs on",
+        "what_happens": STOPPED.get(verb, "runs on"),
         "form": form,
         "now": now,
     }
@@ -289,8 +294,11 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
 
 def _with_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
     whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {row.name} --join-token {token}"
+    # The agent that it had may still run, and holds its state folder.
+    stop = "sudo systemctl stop gpupool-agent && " if row.agent_version else ""
     commands = {
-        "installed": f"sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} && sudo systemctl enable --now gpupool-agent",
+        "installed": f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
+        "&& sudo systemctl enable --now gpupool-agent",
         "checkout": f"./run agent run --state ~/.local/state/gpupool-agent {whom}",
     }
     response = render(request, "manage/host_command.html", {"host": row, **commands})

@@ -153,6 +153,33 @@ def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_h
     assert "Diagnose" not in page(world).partition("<h2>Health</h2>")[2]
 
 
+def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_its_gpus_and_work(world: World) -> None:
+    run_job(world, world.vision, "storm", host="alpha", gpus=[0])
+    client, host = signed_in(world.people["operator"]), world.hosts["alpha"]
+    count = host.gpus.count()
+
+    def shown(name: str) -> str:
+        return " ".join(client.get(reverse(name, args=["alpha"])).content.decode().split())
+
+    revoke = shown("host-revoke")
+    assert f"GPUs that leave the pool</dt><dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
+    assert "Coming reservations that could not be kept" in revoke
+    assert "The last ends at the latest" not in revoke, "all of it stops with the lease"
+    Host.objects.filter(pk=host.pk).update(lease_state="silent")
+    off = shown("host-off")
+    assert "counts as lost, starts elsewhere" in off and "GPUs that leave" not in off and "runs on" not in off
+    Host.objects.filter(pk=host.pk).update(lease_state="alive", admin_state="cordoned")
+    back = shown("host-return")
+    assert f"GPUs that come back to the pool</dt><dd>{count}</dd>" in back and "runs on" in back
+
+
+def test_the_command_of_a_host_that_had_an_agent_ends_that_one_first(world: World) -> None:
+    client, address = signed_in(world.people["operator"]), reverse("host", args=["alpha"])
+    assert "sudo systemctl stop gpupool-agent &amp;&amp; sudo /opt" in client.post(address, {"verb": "token"}).content.decode()
+    Host.objects.filter(name="alpha").update(agent_version="")
+    assert "systemctl stop" not in client.post(address, {"verb": "token"}).content.decode()
+
+
 def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World) -> None:
     Host.objects.filter(name="alpha").update(hardware={"reported": {"diagnostics": ["burn"]}})
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
