@@ -211,6 +211,8 @@ def needs_a_look(viewer: User, groups: list[ModelGroup], now: datetime) -> list[
         words = f"{what} {count} times in 24 h" if count > 1 else f"{what} in the last 24 h"
         found.append({"host": name, "kind": "bad", "words": words})
     for row in hosts.values():
+        if row.host.disk_full:
+            found.append({"host": row.host.name, "kind": "bad", "words": "its disk is full: nothing new starts there"})
         if row.state not in ("ready", "maintenance"):
             quiet = {"suspect": "one renewal late", "silent": "silent"}.get(row.state)  # not what its reason is of
             words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")

@@ -107,6 +107,8 @@ def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_
         assert "not held" in gpus and "free" not in gpus
         groups = fleet.fleet(world.operator, timezone.now())
         assert [row.free for group in groups for row in group.hosts if row.host.name == "alpha"] == [0]
+        told_of = [each["words"] for each in fleet.needs_a_look(world.operator, groups, timezone.now()) if each["host"] == "alpha"]
+        assert ("its disk is full: nothing new starts there" in told_of) is told.get("disk_full", False)
 
 
 def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> None:
