@@ -26,7 +26,10 @@ class Aside:
     def ask(self, call: Callable[[], T], seconds: float) -> T:
         """What ``call`` gives or raises, as soon as it does. Raises Hangs after ``seconds``; at once while one before it hangs."""
         if self._last is None:
-            threading.Thread(target=self._work, daemon=True, name=self._name).start()
+            try:
+                threading.Thread(target=self._work, daemon=True, name=self._name).start()
+            except RuntimeError:  # none is to be had just now
+                raise Hangs from None
         elif not self._last.done():
             raise Hangs
         answer: Future[T] = Future()

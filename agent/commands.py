@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agent import AGENT_VERSION, smi
+from agent import AGENT_VERSION, smi, threads
 from agent.addresses import towards
 from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome, join
@@ -346,6 +346,8 @@ def _edge_joined_at(folder: Path) -> str:
 
 
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
+    threads.wait_for_children_without_any()
+    asyncio.get_running_loop().set_default_executor(threads.ready())
     state.lay_out_tools()
     numbers = options.team_users if os.geteuid() == 0 else None
     chosen = choose(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)

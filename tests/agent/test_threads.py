@@ -1,0 +1,67 @@
+"""A host on which no process and no thread more is to be had: its agent goes on, and keeps what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.aside import Aside, Hangs
+from tests.agent.conftest import MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+PARENT = next((group for group in GROUPS if (group / "cgroup.procs").exists()), None)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Path]:
+    """A control group that can hold how many processes and threads there are."""
+    if os.geteuid() != 0 or PARENT is None:
+        pytest.skip("only root can make control groups, where there are any")
+    made = PARENT / f"gpupool-test-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError:
+        pytest.skip("control groups can't be made here")
+    if not (made / "pids.max").exists():
+        made.rmdir()
+        pytest.skip("control groups here do not hold processes")
+    yield made
+    for pid in (made / "cgroup.procs").read_text().split():
+        (PARENT / "cgroup.procs").write_text(pid)
+    made.rmdir()
+
+
+async def test_an_agent_goes_on_where_no_thread_is_to_be_had(edge: FakeEdge, make_agent: MakeAgent, group: Path) -> None:
+    edge.lease_seconds = 4.0
+    agent = await make_agent()
+    await edge.want(job("echo begun; sleep 300", run="first"))
+    await edge.until_state("first", "running")
+    assert agent.process is not None
+    (group / "cgroup.procs").write_text(str(agent.process.pid))
+    (group / "pids.max").write_text((group / "pids.current").read_text())
+    for generation in range(2, 6):
+        await edge.want(job("exit 0", generation=generation))
+    await asyncio.sleep(6.0)
+    assert agent.process.returncode is None
+    assert (await edge.until_state("first", "running")).outcome == "", "its lease was renewed"
+    (group / "pids.max").write_text("max")
+    await edge.want(job("exit 0", generation=6))
+    assert (await edge.until_state("run-6", "ended")).outcome == "finished"
+    assert await agent.end() == 0
+
+
+def test_a_question_that_finds_no_thread_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    homes = Aside("homes")
+    with monkeypatch.context() as host:
+        host.setattr("threading.Thread.start", none_left)
+        with pytest.raises(Hangs):
+            homes.ask(lambda: 1, 1.0)
+    assert homes.ask(lambda: 1, 1.0) == 1
