@@ -213,7 +213,13 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[float] = []
-    monkeypatch.setattr(scratch, "measure", lambda there: counted.append(now) or {each.id: 1 << 20 for each in there})
+    now = 0.0
+
+    def measured(there: list[Run]) -> dict[str, int]:
+        counted.append(now)
+        return {each.id: 1 << 20 for each in there}
+
+    monkeypatch.setattr(scratch, "measure", measured)
     run = Run(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
     here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run})
     watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
