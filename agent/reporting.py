@@ -61,6 +61,8 @@ class News:
         self._strays: list[StraySeen] = []
         self._strays_due: list[StraySeen] | None = None  # changed and not yet said
         self._health_due: list[Health] = []
+        self._unwritten: list[Health] = []
+        self._writing: asyncio.Task[None] | None = None  # one after the other
         self._report = 0  # number of the last one that went out
         self._sent_batches = 0
         self._sent_batches_at = 0.0
@@ -106,13 +108,20 @@ class News:
         self._strays_due = list(self._strays)
         self.note_change()
 
-    async def note_event(self, event: HardwareEvent) -> None:
-        """Told at once, and kept beside that: a GPU that breaks must not wait for a disk that workloads keep busy."""
+    def note_event(self, event: HardwareEvent) -> None:
+        """Told at once, and kept beside that: a GPU that breaks must not wait for a disk that workloads keep busy, nor for what
+        the one before it is kept by."""
         health = self.events.note(event)
         if health is not None:
             self._health_due.append(health)
             self.due.set()
-            await asyncio.to_thread(self.events.write, health)
+            self._unwritten.append(health)
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._write_events())
+
+    async def _write_events(self) -> None:
+        while self._unwritten:
+            await asyncio.to_thread(self.events.write, self._unwritten.pop(0))
 
     # what is said
 

@@ -91,10 +91,10 @@ class Watch:
     async def _watch_events(self) -> None:
         for event in await self._meter.earlier(time.time()):
             if not self._news.events.knows(event):
-                await self._news.note_event(event)
+                self._news.note_event(event)
         while True:
             for event in await self._meter.events(time.time()):
-                await self._news.note_event(event)
+                self._news.note_event(event)
             await asyncio.sleep(EVENTS_SECONDS)
 
     # notebooks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,12 @@ from agent.launchers import Plain
 from agent.meter import Hardware, HardwareEvent
 from agent.network import SPACES, Network
 from agent.protocol import VERSION, Health, Inventory, LogChunk, Observed, Proof, SampleBatch, SampleRow
+from agent.reporting import News
 from agent.run import boottime, write_log_mark
 from agent.runs import Runs
 from agent.spool import Spool
-from agent.state import State, read_json, write_text
+from agent.state import State, read_json, write_json, write_text
+from agent.watching import Watch
 from tests.agent.conftest import job
 
 
@@ -140,6 +143,37 @@ def test_what_the_server_has_confirmed_is_not_said_again_on_the_next_connection(
     kept.confirm(11)
     assert kept.due(now + 3) == [second]
     kept.confirm(0)  # a server that does not tell what it answers
+
+
+class TwoBreak:
+    """GPUs of which two report something at once."""
+
+    async def earlier(self, now: float) -> list[HardwareEvent]:
+        return []
+
+    async def events(self, now: float) -> list[HardwareEvent]:
+        return [event(1, ts=now, code="xid:79"), event(2, ts=now, code="xid:48")]
+
+
+async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_is_busy = threading.Event()
+    monkeypatch.setattr("agent.events.write_json", lambda path, value: (disk_is_busy.wait(10), write_json(path, value)))
+    news = News(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
+    watch = Watch(runs, TwoBreak(), news, sample_seconds=5.0, own=list)  # type: ignore[arg-type]
+    watching = asyncio.create_task(watch._watch_events())
+    try:
+        await asyncio.sleep(0.2)
+        assert [health.code for health in news.health_due()] == ["xid:79", "xid:48"]
+    finally:
+        disk_is_busy.set()
+        watching.cancel()
+    folder = runs.state.folder / "health"
+    until = time.monotonic() + 5
+    while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    assert len(KeptEvents(folder).recent(time.time())) == 2, "and both are kept for the next agent"
 
 
 async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
