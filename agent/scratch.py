@@ -166,13 +166,16 @@ def _in_folders(folder: Path) -> int:
 
 
 def _count(folder: Path, unit: str) -> int:
-    """Links are not followed and other file systems not entered; files that vanish meanwhile are no mistake."""
+    """Links are not followed and other file systems not entered; files that vanish meanwhile are no mistake. What is closed to this
+    agent can't be counted."""
     try:
         done = subprocess.run(
             ["du", "-s", "-x", "-c", unit, "--", str(folder / "tmp"), str(folder / "out")],
             capture_output=True, timeout=MEASURE_SECONDS, env={"PATH": SYSTEM_PATH, "LC_ALL": "C"}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
+        return UNCOUNTED
+    if b"Permission denied" in done.stderr:  # closed by the run itself; root is let in
         return UNCOUNTED
     total = done.stdout.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
     return int(total) if total.isdigit() else 0

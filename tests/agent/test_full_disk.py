@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from agent import processes, scratch
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from agent.run import Run
-from agent.scratch import UNCOUNTED, largest, low, over
+from agent.scratch import UNCOUNTED, _in_folders, largest, low, over
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -328,3 +329,29 @@ async def test_a_disk_without_room_for_more_files_is_full_too(edge: FakeEdge, ag
     await edge.want(job("exit 0"))
     refused = await edge.until_state("run-1", "ended")
     assert refused.host_full and "the disk of the host is full" in refused.step
+
+
+def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_root() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "out").mkdir()
+        (folder / "tmp" / "closed").mkdir(parents=True)
+        (folder / "tmp" / "closed" / "fill").write_bytes(bytes(1 << 20))
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 65534, 65534)
+        read, write = os.pipe()
+        for mode in (0o700, 0o300):
+            os.chmod(folder / "tmp" / "closed", mode)
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setresuid(65534, 65534, 65534)
+                    os.write(write, f"{_in_folders(folder)} ".encode())
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+        os.close(write)
+        with open(read) as answers:
+            seen, hidden = map(int, answers.read().split())
+        assert 1 << 20 <= seen < 2 << 20
+        assert hidden == UNCOUNTED
