@@ -65,6 +65,7 @@ def test_the_heading_of_an_open_page_follows_what_becomes_of_the_work(world: Wor
     address = reverse("why", args=[work.public_id])
     refresh = signed_in(world.vision.member).get(address, {"part": "live"}).content.decode()
     assert '<span id="question" hx-swap-oob="true">never ran</span>' in refresh
+    assert "<title>Why turns never ran · gpupool</title>" in refresh
 
 
 def test_what_has_ended_is_told_how_and_what_never_ran_that(world: World) -> None:
