@@ -103,12 +103,15 @@ class Scratch:
             there = self._running()
             taken = await asyncio.to_thread(measure, there) if lacking > 0 else {}
             count = await asyncio.to_thread(measure_files, there) if files > 0 else {}
+            if self._runs.trash.is_emptied:  # what ended work has left there is nobody's to blame for, and soon gone
+                lacking -= await asyncio.to_thread(_bytes, [self._runs.trash.folder])
+                files -= await asyncio.to_thread(_count, [self._runs.trash.folder], "--inodes")
             name = largest(taken, lacking, least)
             if name:
                 self._stop(name, f"{FULL}, and its temporary files took the most of it: {_mib(taken[name])}")
             elif name := largest(count, files, least_files):
                 self._stop(name, f"{FULL}, and it made the most of the files on it: {_files(count[name])}")
-            else:
+            elif not self._runs.trash.is_emptied:
                 self._others_filled_it = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= EVERY_SECONDS:
             self._measured_at = now
@@ -151,26 +154,30 @@ def measure(runs: Iterable[Run]) -> dict[str, int]:
     for run in runs:
         below = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
         with contextlib.suppress(FileNotFoundError):
-            found[run.id] = _in_folders(run.folder) + _without_name(run.folder, [each.pid for each in below])
+            found[run.id] = _bytes(_of_run(run)) + _without_name(run.folder, [each.pid for each in below])
     return found
 
 
 def measure_files(runs: Iterable[Run]) -> dict[str, int]:
     """Files and folders, by run."""
-    return {run.id: _count(run.folder, "--inodes") for run in runs}
+    return {run.id: _count(_of_run(run), "--inodes") for run in runs}
 
 
-def _in_folders(folder: Path) -> int:
-    count = _count(folder, "-k")
+def _of_run(run: Run) -> list[Path]:
+    return [run.folder / "tmp", run.folder / "out"]
+
+
+def _bytes(folders: Iterable[Path]) -> int:
+    count = _count(folders, "-k")
     return count if count >= UNCOUNTED else count << 10
 
 
-def _count(folder: Path, unit: str) -> int:
+def _count(folders: Iterable[Path], unit: str) -> int:
     """Links are not followed and other file systems not entered; files that vanish meanwhile are no mistake. What is closed to this
     agent can't be counted."""
     try:
         done = subprocess.run(
-            ["du", "-s", "-x", "-c", unit, "--", str(folder / "tmp"), str(folder / "out")],
+            ["du", "-s", "-x", "-c", unit, "--", *map(str, folders)],
             capture_output=True, timeout=MEASURE_SECONDS, env={"PATH": SYSTEM_PATH, "LC_ALL": "C"}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -88,6 +88,11 @@ class Trash:
         folder.mkdir(exist_ok=True, mode=0o700)
         self.empty()
 
+    @property
+    def is_emptied(self) -> bool:
+        """Is what lies there being removed now?"""
+        return self._at_work
+
     def throw(self, path: Path) -> None:
         """Take a folder out of the way at once; its space is free some time later. One that is not there is no mistake."""
         try:

@@ -20,7 +20,7 @@ import pytest
 from agent import processes, scratch
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from agent.run import Run
-from agent.scratch import UNCOUNTED, _in_folders, largest, low, over
+from agent.scratch import UNCOUNTED, _bytes, largest, low, over
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -179,6 +179,23 @@ async def test_a_workload_with_few_files_is_not_stopped_for_what_others_write(
     assert (await edge.until_state(run, "running")).outcome == ""
 
 
+async def test_nobody_is_stopped_for_what_ended_work_has_left_while_that_is_removed(
+    edge: FakeEdge, make_agent: MakeAgent, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "bin" / "rm"  # as it is with a million files
+    slow.parent.mkdir()
+    slow.write_text('#!/bin/sh\nsleep 12\nexec /bin/rm "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    await make_agent(state="disk/state")
+    neighbour = await running(edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=6; echo begun; sleep 300", generation=2)
+    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; sleep 300", generation=3)
+    assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
+    await asyncio.sleep(9.0)
+    assert list((disk / "state" / "trash").rglob("fill")), "it is still there, or this shows nothing"
+    assert (await edge.until_state(neighbour, "running")).outcome == ""
+
+
 async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_stopped(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
@@ -222,7 +239,8 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
 
     monkeypatch.setattr(scratch, "measure", measured)
     run = Run(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
-    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run})
+    trash = SimpleNamespace(is_emptied=False)
+    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run}, trash=trash)
     watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
     with (disk / "log of something else").open("ab", buffering=0) as file:
         file.write(bytes(20 << 20))
@@ -346,7 +364,7 @@ def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_
             if child == 0:
                 try:
                     os.setresuid(65534, 65534, 65534)
-                    os.write(write, f"{_in_folders(folder)} ".encode())
+                    os.write(write, f"{_bytes([folder / 'tmp', folder / 'out'])} ".encode())
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
