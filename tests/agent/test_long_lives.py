@@ -159,7 +159,12 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_is_busy = threading.Event()
-    monkeypatch.setattr("agent.events.write_json", lambda path, value: (disk_is_busy.wait(10), write_json(path, value)))
+
+    def slowly(path: Path, value: object) -> None:
+        disk_is_busy.wait(10)
+        write_json(path, value)
+
+    monkeypatch.setattr("agent.events.write_json", slowly)
     news = News(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
     watch = Watch(runs, TwoBreak(), news, sample_seconds=5.0, own=list)  # type: ignore[arg-type]
     watching = asyncio.create_task(watch._watch_events())
