@@ -1,7 +1,8 @@
 """What runs write on this host's own disk while they run: their ``/tmp``, and the folder that they answer from.
 
 Nothing that every host has holds a folder to a size, so it is measured, and a run that takes too much is stopped: one that goes
-over the limit that the operator set, and the largest when the disk runs low, before there is no room for anybody.
+over the limit that the operator set, and when the disk runs low the one that grew most of late, before there is no room for
+anybody. Who has had much for long, and let the others be, is not stopped for what they write.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ OUTCOME = "out_of_disk"
 FULL = "the disk of the host was nearly full"
 LOOK_SECONDS = 0.5  # how often the disk's room is looked at
 EVERY_SECONDS = 10.0  # how often runs are measured for their limit while the disk has room
+LATE_SECONDS = 300.0  # how often it is kept what each has: "of late" is since between one and two of these
 MEASURE_SECONDS = 10.0  # for one run: what takes longer to count counts as the largest
 GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
 SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
@@ -55,13 +57,14 @@ def over(taken: dict[str, int], most: int) -> dict[str, str]:
     }
 
 
-def largest(taken: dict[str, int], lacking: int, least: int) -> str:
-    """Who has to go on a disk that runs low by ``lacking``; '' where all of them together do not hold that, or nobody has
-    ``least``: others filled it."""
-    if lacking <= 0 or sum(taken.values()) < lacking:
+def to_blame(taken: dict[str, int], before: dict[str, int], lacking: int, least: int) -> str:
+    """Who has to go on a disk that runs low by ``lacking``: who took most since ``before``. '' where all of them together have not
+    taken that since, or nobody has taken ``least``: others filled it."""
+    grown = {run: took if took >= UNCOUNTED else took - before.get(run, 0) for run, took in taken.items()}
+    if lacking <= 0 or sum(grew for grew in grown.values() if grew > 0) < lacking:
         return ""
-    name = max(taken, key=lambda run: taken[run], default="")
-    return name if taken.get(name, 0) >= least else ""
+    name = max(grown, key=lambda run: grown[run], default="")
+    return name if grown.get(name, 0) >= least else ""
 
 
 def _mib(size: int) -> str:
@@ -79,6 +82,9 @@ class Scratch:
         self._runs = runs
         self._most = most_bytes
         self._measured_at = 0.0
+        self._kept_at: float | None = None
+        self._kept: tuple[dict[str, int], dict[str, int]] = {}, {}  # what each had then: bytes, files
+        self._before = self._kept  # and what it had the time before
         self._stopped: dict[str, float] = {}  # by run, when it was seen to have ended; 0 while it has not
         self._others_filled_it: tuple[float, int, int] | None = None  # when that was found, and the room there was: bytes, files
 
@@ -98,6 +104,11 @@ class Scratch:
         room, room_for_files = low(disk.total), low(inodes.f_files, least=LEAST_FREE_FILES, most=MOST_LOW_FILES)
         lacking, files = room - disk.free, room_for_files - inodes.f_favail if inodes.f_files else 0
         least, least_files = room // BLAMED_SHARE, room_for_files // BLAMED_SHARE
+        if self._kept_at is None or now - self._kept_at >= LATE_SECONDS:
+            there = self._running()
+            kept = await asyncio.to_thread(measure, there), await asyncio.to_thread(measure_files, there)
+            self._before = kept if self._kept_at is None else self._kept
+            self._kept_at, self._kept = now, kept
         as_before = self._is_as_when_others_filled_it(now, disk.free + least, inodes.f_favail + least_files)
         if (lacking > 0 or files > 0) and not as_before and not self._waits_for_room(now):
             there = self._running()
@@ -106,11 +117,11 @@ class Scratch:
             if self._runs.trash.is_emptied:  # what ended work has left there is nobody's to blame for, and soon gone
                 lacking -= await asyncio.to_thread(_bytes, [self._runs.trash.folder])
                 files -= await asyncio.to_thread(_count, [self._runs.trash.folder], "--inodes")
-            name = largest(taken, lacking, least)
+            name = to_blame(taken, self._before[0], lacking, least)
             if name:
-                self._stop(name, f"{FULL}, and its temporary files took the most of it: {_mib(taken[name])}")
-            elif name := largest(count, files, least_files):
-                self._stop(name, f"{FULL}, and it made the most of the files on it: {_files(count[name])}")
+                self._stop(name, f"{FULL}, and its temporary files took the most of it of late: {_mib(taken[name])}")
+            elif name := to_blame(count, self._before[1], files, least_files):
+                self._stop(name, f"{FULL}, and it made the most of the files on it of late: {_files(count[name])}")
             elif not self._runs.trash.is_emptied:
                 self._others_filled_it = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= EVERY_SECONDS:

@@ -125,7 +125,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
     revoked = host_events.revoked(row)
     context = {
         "host": row,
-        "state_name": "revoked" if revoked and row.lease_state == LeaseState.ALIVE else reads.state_of(row),
+        "state_name": "revoked" if revoked and row.lease_state in (LeaseState.ALIVE, LeaseState.SUSPECT) else reads.state_of(row),
         "units": _folded(units := reads.units(user, row, now)),
         "can_be_diagnosed": set() if revoked or row.lease_state == LeaseState.SILENT else _without_work(units),
         "events": [_event(entry) for entry in host_events.events(user, row)],

@@ -23,7 +23,9 @@ from django.db import transaction
 
 from scheduler import locks, nudge
 from scheduler.models import Command, Host, JoinToken
+from scheduler.services.hosts import record_host_change
 from scheduler.services.refused import Refused
+from scheduler.states import LeaseState, change_state
 
 TOKEN_LIFE = timedelta(minutes=15)
 CREDENTIAL_LIFE = timedelta(hours=24)
@@ -202,10 +204,12 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 
 @transaction.atomic
 def revoke_credential(host: Host, *, now: datetime) -> bool:
-    """Its agent is turned away at once, also on the connection that is open, and may join again with a new token.
+    """Its agent is turned away at once, also on the connection that is open, and may join again with a new token. Nothing new is
+    placed on the host from now on: it could only be lost with the lease.
 
     False when it had no credential.
     """
+    fresh = locks.hosts([host.pk])[host.pk]
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
     revoked = (
         Host.objects.filter(pk=host.pk)
@@ -213,6 +217,10 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
         .update(credential_hash="", credential_expires_at=None, public_key="")
     )
     host.credential_hash, host.credential_expires_at, host.public_key = "", None, ""
+    if revoked and change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT):
+        host.lease_state = LeaseState.SUSPECT
+        record_host_change(fresh, "its agent's credential was revoked", now)
+        nudge.engine()
     nudge.hosts([host.pk])
     nudge.pages(nudge.HOSTS)
     return bool(revoked)

@@ -20,7 +20,7 @@ import pytest
 from agent import processes, scratch
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from agent.run import Run
-from agent.scratch import UNCOUNTED, _bytes, largest, low, over
+from agent.scratch import UNCOUNTED, _bytes, low, over, to_blame
 from agent.state import State
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -159,7 +159,7 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its
     neighbour = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1k count=64; sleep 300", generation=2)
     run = await running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
-    assert ended.outcome == "out_of_disk" and "its temporary files took the most of it: " in ended.step, ended
+    assert ended.outcome == "out_of_disk" and "its temporary files took the most of it of late: " in ended.step, ended
     await edge.until(lambda: not is_full(edge))
     await asyncio.sleep(2.0)
     assert (await edge.until_state(neighbour, "running")).outcome == ""
@@ -224,7 +224,40 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
     ],
 )
 def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int, goes: str) -> None:
-    assert largest(taken, lacking, 2) == goes
+    assert to_blame(taken, {}, lacking, 2) == goes
+
+
+@pytest.mark.parametrize(
+    ("before", "taken", "goes"),
+    [
+        ({"idle": 50, "filler": 45}, {"idle": 50, "filler": 49}, "filler"),
+        ({"idle": 50}, {"idle": 50, "filler": 9}, "filler"),  # it has begun since
+        ({"idle": 50}, {"idle": 50}, ""),  # what grew is none of them
+        ({"idle": 50, "filler": 45}, {"idle": 51, "filler": 44}, ""),
+        ({"idle": 50, "tidy": 90}, {"idle": 53, "tidy": 10}, "idle"),  # what one has removed is no excuse for another
+    ],
+)
+def test_who_has_had_much_for_long_does_not_go_for_who_grew(
+    before: dict[str, int], taken: dict[str, int], goes: str
+) -> None:
+    assert to_blame(taken, before, 3, 2) == goes
+
+
+async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has = {"idle": 30 << 20, "filler": 1 << 20}
+    runs = {name: Run(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+    stopped: list[str] = []
+    here = SimpleNamespace(
+        state=SimpleNamespace(folder=disk), runs=runs, trash=SimpleNamespace(is_emptied=False),
+        stop=lambda stop: stopped.append(stop.run),
+    )  # fmt: skip
+    monkeypatch.setattr(scratch, "measure", lambda there: dict(has))
+    watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
+    await watch.look(1.0)
+    has["filler"] = 20 << 20
+    (disk / "fill").write_bytes(bytes(20 << 20))
+    await watch.look(604.0)
+    assert stopped == ["filler"]
 
 
 async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time(
@@ -246,11 +279,11 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
         file.write(bytes(20 << 20))
         for now in (0.5, 1.0, 9.0, 10.6, 11.0):
             await watch.look(now)
-        assert counted == [0.5, 10.6]
+        assert counted == [0.5, 0.5, 10.6], "what each has is kept first"
         file.write(bytes(low(80 << 20) // scratch.BLAMED_SHARE))  # so much could be a run's
         now = 11.5
         await watch.look(now)
-        assert counted == [0.5, 10.6, 11.5]
+        assert counted == [0.5, 0.5, 10.6, 11.5]
 
 
 def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
@@ -267,7 +300,7 @@ async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_i
     command = "echo begun; cd $TMPDIR; for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300"
     run = await running(edge, command, generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
-    assert ended.outcome == "out_of_disk" and "it made the most of the files on it: " in ended.step, ended
+    assert ended.outcome == "out_of_disk" and "it made the most of the files on it of late: " in ended.step, ended
     await edge.until(lambda: not is_full(edge))
     assert (await edge.until_state(neighbour, "running")).outcome == ""
 

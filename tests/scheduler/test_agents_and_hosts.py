@@ -112,6 +112,20 @@ def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world
         agent_api.desired(host.pk, world.now)
 
 
+def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revoked(world: World) -> None:
+    host = world.hosts["alpha"]
+    Host.objects.filter(pk=host.pk).update(credential_hash="known")
+
+    def takes_work() -> bool:
+        return next(each for each in snapshot.take(None, world.now).hosts if each.name == "alpha").accepts
+
+    assert takes_work()
+    services.revoke_credential(host, now=world.now)
+    assert not takes_work()
+    change = HostStateChange.objects.filter(host=host).latest("at", "pk")
+    assert (change.lease_state, change.reason) == ("suspect", "its agent's credential was revoked")
+
+
 def test_another_instance_is_refused_and_shown(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.instance = "another"

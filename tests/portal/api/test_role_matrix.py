@@ -206,6 +206,7 @@ def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         client = APIClient()
         client.force_authenticate(today_world.people[role])
         with transaction.atomic():
+            Host.objects.filter(name="delta").update(last_sync_at=datetime.now(UTC))  # it speaks, however long the table takes
             answer = client.generic(method, f"/api/v1/{address}", data=_json(body), content_type="application/json")
             transaction.set_rollback(True)
         return answer
