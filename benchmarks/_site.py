@@ -35,6 +35,7 @@ GPUS = 2  # of each host
 LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
+SERVICE_SECONDS = 15  # for a service to be there
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SMALL_DISK = "160m"  # the first host's, as root
 DATABASE_DISK = "900m"
@@ -389,12 +390,14 @@ class Site:
     # -- what can be done to it --------------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int:
-        """Of a service that `./run up` keeps."""
+        """Of a service that `./run up` keeps, as soon as it runs: it may wait for its next start."""
+        until(lambda: self._pid(name), SERVICE_SECONDS, f"{name} runs")
+        return self._pid(name)
+
+    def _pid(self, name: str) -> int:
+        """0: it does not run."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
-        pid = entries[name]["pid"]
-        if not pid:
-            raise DidNotHappen(f"{name} does not run")
-        return int(pid)
+        return int(entries[name]["pid"] or 0)
 
     def cut_off(self, host: HostHere) -> None:
         """Pull its cable: what is under way is lost, and nobody is told."""
