@@ -4,6 +4,7 @@ that they find. What is not known is left out, never made up."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import platform
@@ -16,6 +17,7 @@ from agent.protocol import LONGEST_PATH, MOST_EXPOSED, EnvironmentSeen, HomesSee
 
 log = logging.getLogger("agent.volumes")
 
+KILLED_SECONDS = 2.0  # for a process that is killed to be gone: one that hangs in a file system may stay
 DEADLINE_SECONDS = homes.ROUND_SECONDS + 2 * homes.HOME_SECONDS
 AGAIN_SECONDS = 5.0  # while another host measures the same homes for the first time
 # What people ask about before they choose where to run: looked up in the environment that notebooks run in.
@@ -51,8 +53,10 @@ async def measured(folder: Path, deadline: float = DEADLINE_SECONDS) -> tuple[Ho
         await process.wait()  # one that hangs in a file system goes when that answers; until then no other is started
         return None, homes.LONGEST_PAUSE
     finally:
-        if process.returncode is None:
+        if process.returncode is None:  # the agent ends
             process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_SECONDS)
     if process.returncode != 0:
         reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         log.warning("homes are not measured: %s", reason[0])
