@@ -107,8 +107,7 @@ class Scratch:
         if self._kept_at is None or now - self._kept_at >= LATE_SECONDS:
             there = self._running()
             kept = await asyncio.to_thread(measure, there), await asyncio.to_thread(measure_files, there)
-            self._before = kept if self._kept_at is None else self._kept
-            self._kept_at, self._kept = now, kept
+            self._kept_at, self._before, self._kept = now, self._kept, kept
         as_before = self._is_as_when_others_filled_it(now, disk.free + least, inodes.f_favail + least_files)
         if (lacking > 0 or files > 0) and not as_before and not self._waits_for_room(now):
             there = self._running()

@@ -253,7 +253,8 @@ async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest
     )  # fmt: skip
     monkeypatch.setattr(scratch, "measure", lambda there: dict(has))
     watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
-    await watch.look(1.0)
+    for now in (1.0, 302.0):
+        await watch.look(now)
     has["filler"] = 20 << 20
     (disk / "fill").write_bytes(bytes(20 << 20))
     await watch.look(604.0)
