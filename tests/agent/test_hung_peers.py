@@ -171,6 +171,27 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
 
 
+async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: Runs) -> None:
+    over = runs.homes / "over"
+    wanted = job(f"until [ -e {over} ]; do sleep 0.05; done")
+    said: list[str] = []
+    start = asyncio.create_task(runs.start(wanted, boottime() + 30))
+    while not start.done():
+        await asyncio.sleep(0)
+        said += [seen.step for seen in runs.seen()]
+    assert await start
+    assert list(dict.fromkeys(said)) == ["being written down", "starting sandbox"]
+    async with asyncio.timeout(20):
+        while runs.seen()[0].step == "starting sandbox":
+            await asyncio.sleep(0.02)
+            runs.look()
+        assert (runs.seen()[0].state, runs.seen()[0].step) == ("running", "running")
+        over.touch()
+        while not runs.runs[wanted.run].ended:
+            await asyncio.sleep(0.02)
+            runs.look()
+
+
 async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Runs) -> None:
     wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")
     assert await runs.start(wanted, boottime() + 30)
