@@ -65,6 +65,7 @@ class Ground:
         self._roomy: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
         self._of_kinds: dict[tuple[int, ...], Mask] = {}
+        self._sharing_homes: dict[int, Mask] = {}
         self._asks: dict[Ask, Wanted] = {}
         self._asks_by_row: dict[int, tuple[Wanted, Ask]] = {}
 
@@ -103,6 +104,14 @@ class Ground:
         known = self._label_masks.get(labels)
         if known is None:
             known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
+        return known
+
+    def sharing_homes(self, homes: int) -> Mask:
+        """Which units are on hosts with these homes."""
+        known = self._sharing_homes.get(homes)
+        if known is None:
+            hosts = np.array([host.homes == homes for host in self.hosts], dtype=np.bool_)
+            known = self._sharing_homes[homes] = hosts[self.host_of]
         return known
 
     def roomy(self, ask: Ask) -> Mask:

@@ -39,16 +39,21 @@ def places_in_order(ground: Ground, queued: Queued, now: int) -> list[Mask | Non
     """The units that a workload is tried on first, then those it is tried on where it does not fit there, and so on; None, the
     last, stands for all of them. Away from hosts on which it could not start comes first: there no checkpoint is of use to it;
     then hosts with the homes that its checkpoint lies in."""
-    well = [host.id not in queued.avoids for host in ground.hosts] if queued.avoids and now < queued.avoids_until else []
-    near = [host.homes == queued.homes for host in ground.hosts] if queued.homes is not None else []
+    avoided = [ground.host_index[host] for host in queued.avoids if host in ground.host_index] if now < queued.avoids_until else []
+    near = None if queued.homes is None else ground.sharing_homes(queued.homes)
     found: list[Mask | None] = []
-    if any(near) and not (all(near) and all(well)):
-        found.append(_units_on(ground, [a and b for a, b in zip(near, well or near, strict=True)]))
-    if well and not all(well):
-        found.append(_units_on(ground, well))
+    if near is not None and near.any() and not near.all():
+        found.append(_without(ground, near, avoided))
+    if avoided:
+        found.append(_without(ground, ground.everything, avoided))
     return [*found, None]
 
 
-def _units_on(ground: Ground, hosts: list[bool]) -> Mask:
-    units: Mask = np.array(hosts, dtype=np.bool_)[ground.host_of]
-    return units
+def _without(ground: Ground, units: Mask, hosts: list[int]) -> Mask:
+    """These units, less those on some hosts."""
+    if not hosts:
+        return units
+    left = units.copy()
+    for host in hosts:
+        left[ground.first_unit[host] : ground.first_unit[host + 1]] = False
+    return left
