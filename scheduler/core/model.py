@@ -13,6 +13,8 @@ from typing import Any
 
 SLOTS_PER_GPU = 840  # divisible by 2..8: a GPU can be cut into that many equal parts
 WHOLE = ""  # the profile of a whole GPU
+# A full disk is emptied in minutes: who it is promised to later than this, beyond notice and grace, need not fear it.
+FULL_DISK_SECONDS = 3600
 
 
 class PoolKind(StrEnum):

@@ -14,7 +14,17 @@ import numpy as np
 
 from scheduler.core import fit
 from scheduler.core.board import NEVER, Board, Ints, Mask, both
-from scheduler.core.model import Ask, Numbers, PoolKind, Reservation, Snapshot, Why, Window, WindowAnswer
+from scheduler.core.model import (
+    FULL_DISK_SECONDS,
+    Ask,
+    Numbers,
+    PoolKind,
+    Reservation,
+    Snapshot,
+    Why,
+    Window,
+    WindowAnswer,
+)
 from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 from scheduler.core.wishes import apart, wished_for
@@ -32,6 +42,33 @@ def numbers(**values: object) -> Numbers:
 def lead_seconds(board: Board) -> int:
     """How long before a reservation's start those on its units are told: notice and grace."""
     return board.policy.notice_seconds + board.policy.grace_seconds
+
+
+def full_disks_pass_at(board: Board) -> int:
+    """From when on a promise may count on hosts whose disks are full now. Notice and grace come on top, so that who is on other
+    units can still be told in time where a disk stays full."""
+    return board.now + lead_seconds(board) + FULL_DISK_SECONDS
+
+
+def in_service(board: Board, start: int) -> Mask:
+    """The units that a promise from ``start`` on may count on: well, on hosts that take new work, or will when their disks have
+    room."""
+    if start < full_disks_pass_at(board) or not has_full_disks(board):
+        return board.in_service
+    ground = board.ground
+    if "open but for full disks" not in ground.memo:
+        open_ = np.array([h.accepts or h.closed_code == Code.HOST_FULL for h in ground.hosts], dtype=np.bool_)
+        ground.memo["open but for full disks"] = both(ground.well, open_[ground.host_of])
+    mask: Mask = ground.memo["open but for full disks"]
+    return mask
+
+
+def has_full_disks(board: Board) -> bool:
+    """Is a host closed to new work by its disk?"""
+    memo = board.ground.memo
+    if "has full disks" not in memo:
+        memo["has full disks"] = any(host.closed_code == Code.HOST_FULL for host in board.hosts)
+    return bool(memo["has full disks"])
 
 
 def must_stay_until(board: Board) -> Ints:
@@ -136,8 +173,8 @@ class Promises:
                 self.witness[reservation.id] = units
 
     def open_units(self, start: int, end: int) -> Mask:
-        """Units that nothing promised touches in ``[start, end)``, on hosts that are open."""
-        mask = both(self.board.in_service, self.held_until <= start)
+        """Units that nothing promised touches in ``[start, end)``, on hosts that are open, by then at the latest."""
+        mask = both(in_service(self.board, start), self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
         for promised, units in self.witness.items():
             reservation = self.board.reservation_by_id[promised]
@@ -236,7 +273,7 @@ def guarantees_left(promises: Promises, team: int, model: str, need: int, start:
     """
     board = promises.board
     own_guarantee = board.ledger.guarantee(team, model)
-    capacity = int(board.slots[board.in_service & _of_model(board, model)].sum())
+    capacity = int(board.slots[in_service(board, start) & _of_model(board, model)].sum())
     stretches = [
         s
         for s in promises.stretches()
@@ -387,11 +424,13 @@ def first_windows(
 ) -> tuple[Window, ...]:
     """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
 
-    A window that does not fit begins to fit only when something promised ends: besides the first moment these are the
-    only ones to try, and so the first minute is found.
+    A window that does not fit begins to fit only when something promised ends, or when a disk that is full counts as
+    emptied: besides the first moment these are the only ones to try, and so the first minute is found.
     """
     first, last = limits
     ends = {s.end for s in promises.stretches() if first < s.end <= last}
+    if has_full_disks(promises.board) and first < full_disks_pass_at(promises.board) <= last:
+        ends.add(full_disks_pass_at(promises.board))
     found: list[Window] = []
     for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
         if at > last or len(found) == WINDOWS_SHOWN:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.board import Board
 from scheduler.core.model import (
+    FULL_DISK_SECONDS,
     SLOTS_PER_GPU,
     Ask,
     Host,
@@ -25,7 +27,8 @@ from scheduler.core.model import (
     WindowAnswer,
 )
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import extension_answer, free_units, window_answer, window_answers
+from scheduler.core.timeline import Promises, extension_answer, free_units, window_answer, window_answers
+from scheduler.core.verify import window_violations
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
 RED, BLUE = 1, 2
@@ -115,6 +118,43 @@ def test_maintenance_and_closed_hosts_are_in_the_way() -> None:
     assert answer.first_windows[0] == Window(NOW, NOW + 2 * HOUR)
     closed = pool_of(1, hosts=(Host(1, "h1", 1, accepts=False, closed_code="drained"),))
     assert asked(closed, Ask(1)).code == Code.WINDOW_FULL
+
+
+FULL = Host(1, "h1", 1, accepts=False, closed_code=Code.HOST_FULL)
+EMPTIED = NOW + 60 + FULL_DISK_SECONDS  # notice and grace are 30 s each
+
+
+def test_a_full_disk_of_today_is_in_the_way_of_what_begins_soon_and_of_nothing_later() -> None:
+    full = pool_of(1, hosts=(FULL,))
+    for start, fits in ((NOW, False), (EMPTIED - 1, False), (EMPTIED, True), (NOW + 30 * 24 * HOUR, True)):
+        answer = asked(full, Ask(4), start, start + HOUR)
+        assert answer.fits is fits, start - NOW
+        assert window_violations(full, Ask(4), RED, 1, start, start + HOUR, answer, NOW) == []
+    to_the_minute = -(-EMPTIED // 60) * 60
+    assert asked(full, Ask(4), NOW, NOW + HOUR).first_windows == (Window(to_the_minute, to_the_minute + HOUR),)
+
+
+def test_what_is_guaranteed_on_full_disks_counts_once_they_may_be_emptied() -> None:
+    """Red is guaranteed 4, and asks for 8 of 16: blue has to keep its 4. With one host's disk full 8 would leave none."""
+    full = pool_of(2, hosts=(FULL, Host(2, "h2", 1)))
+    assert asked(full, Ask(8), NOW, NOW + HOUR).code == Code.WINDOW_EATS_GUARANTEES
+    answer = asked(full, Ask(8), EMPTIED, EMPTIED + HOUR)
+    assert answer.fits
+    assert window_violations(full, Ask(8), RED, 1, EMPTIED, EMPTIED + HOUR, answer, NOW) == []
+
+
+def test_the_calendar_shows_full_disks_as_free_again() -> None:
+    full = pool_of(2, hosts=(FULL, Host(2, "h2", 1)))
+    day = 24 * HOUR
+    assert free_units(full, 1, "H100", "", NOW, NOW + 2 * day, day, NOW) == [(NOW, 8), (NOW + day, 16)]
+
+
+def test_a_reservation_is_kept_possible_on_a_full_disk_until_it_comes_near() -> None:
+    def kept(start: int) -> bool:
+        promised = pool_of(1, hosts=(FULL,), reservations=(booked(1, 8, start, start + HOUR),))
+        return 1 in Promises(Board(promised, promised.pools[0], NOW)).witness
+
+    assert [kept(EMPTIED), kept(EMPTIED - 60), kept(NOW)] == [True, False, False]
 
 
 def test_the_excess_over_the_own_guarantee_may_not_eat_that_of_others() -> None:

@@ -225,6 +225,18 @@ def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     return replace(snapshot, reservations=(*snapshot.reservations, promise)), planned
 
 
+def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Both hosts are promised tomorrow, the disk of one is full today; work that stays longer sits down on the other one."""
+    full = replace(snapshot.hosts[1], accepts=False, closed_code=Code.HOST_FULL)
+    tomorrow = Reservation(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
+    stays = queued(1, units=2, max_runtime_seconds=48 * HOUR)
+    alone = replace(
+        snapshot, hosts=(snapshot.hosts[0], full), queued=(stays,), running=(), reservations=(tomorrow,),
+        units=(*units_of(1), *units_of(2)), pools=snapshot.pools[:1],
+    )  # fmt: skip
+    return alone, Plan(7, placements=(started(1, 100, 101, until=NOW + 48 * HOUR),))
+
+
 def spare_gone(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     return policy(spare_slots=6 * GPU)(snapshot, planned)
 
@@ -363,6 +375,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "above the user cap": (policy(most_slots_per_user=GPU), "user 1 holds"),
     "spare capacity used": (spare_gone, "its spare is"),
     "a reservation made impossible": (promised_later, "could be kept before"),
+    "a reservation made impossible that counts on a disk being emptied": (promised_tomorrow, "could be kept before"),
     "set-aside units taken": (delayed_hold, "delays workload 2"),
     "a binding on held units": (bound_elsewhere, "still holds"),
     "a short binding": (bound_short, "units per host"),
@@ -601,6 +614,17 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
         8,
         YES,
         "units are promised of",
+    ),
+    "a yes on a full disk that may not be emptied by then": (
+        replace(
+            world(),
+            hosts=tuple(replace(host, accepts=False, closed_code=Code.HOST_FULL) for host in world().hosts),
+            running=(),
+            reservations=(),
+        ),
+        2,
+        YES,
+        "no units are there",
     ),
     "a yes that eats what others are guaranteed": (
         replace(world(), running=(), reservations=()),

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from scheduler.core import estimates, explain, ordering, prediction, waiting
-from scheduler.core.model import Policy
+from scheduler.core.model import FULL_DISK_SECONDS, Policy
 from tests.core.worked_examples import BLOCK, PAGE, written_anew
 
 
@@ -43,6 +43,7 @@ SAID = [
     f"the {estimates.UPPER}th percentile of waited / told, the lower end times the {estimates.LOWER}th",
     f"Below {estimates.LEAST_RECORDS} records no range is told",
     f"about {explain.WORK:,} turns",
+    f"later than {'an hour' if FULL_DISK_SECONDS == HOUR else '?'}, notice and grace from now",
     f"| notice | {Policy().notice_seconds} s |",
     f"| grace | {Policy().grace_seconds} s |",
     f"| minimum runtime | {Policy().minimum_runtime_seconds} s |",

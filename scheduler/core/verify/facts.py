@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 from scheduler.core.model import (
+    FULL_DISK_SECONDS,
     Ask,
     Eviction,
     Placement,
@@ -142,6 +143,14 @@ class Facts:
         """Well, and on a host that takes work now."""
         host = self.hosts[unit.host]
         return unit.well and host.accepts and not self.under_maintenance(host.id, self.now, self.now + 1)
+
+    def is_open_from(self, host: int, start: int) -> bool:
+        """May a promise that begins at ``start`` count on the host? It takes work now, or only its disk is full, and there is
+        more than an hour, notice and grace left to empty it."""
+        row = self.hosts[host]
+        if row.accepts or row.closed_code != Code.HOST_FULL:
+            return row.accepts
+        return start - self.now >= self.lead(row.pool) + FULL_DISK_SECONDS
 
     @cached_property
     def unheld(self) -> dict[int, list[Unit]]:

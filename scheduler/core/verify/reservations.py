@@ -71,7 +71,7 @@ def _open_for(facts: Facts, reservation: Reservation, stays: dict[int, int]) -> 
         rival = facts.reservations.get(facts.bound.get(unit.id, 0))
         if (
             unit.well
-            and facts.hosts[unit.host].accepts
+            and facts.is_open_from(unit.host, start)
             and stays.get(unit.id, 0) <= start
             and (rival is None or rival.end <= start)
             and not facts.under_maintenance(unit.host, start, reservation.end)
@@ -263,7 +263,7 @@ def _wrong_yes(facts: Facts, ask: Ask, pool: int, start: int, end: int) -> Itera
         u
         for u in facts.units_by_pool.get(pool, ())
         if u.well
-        and facts.hosts[u.host].accepts
+        and facts.is_open_from(u.host, start)
         and not facts.under_maintenance(u.host, start, end)
         and not _is_held_in(facts, u, start, end)
     ]
@@ -304,7 +304,7 @@ def _eaten_guarantees(facts: Facts, ask: Ask, team: int, pool: int, start: int, 
     model, need = kinds[0].model, ask.total_units * kinds[0].slots
     own = facts.guarantee((pool, team, model))
     capacity = sum(
-        u.slots for u in facts.units_by_pool[pool] if u.model == model and u.well and facts.hosts[u.host].accepts
+        u.slots for u in facts.units_by_pool[pool] if u.model == model and u.well and facts.is_open_from(u.host, start)
     )
     bound = [r for r in facts.snapshot.reservations if r.pool == pool and r.units and r.start < end and r.end > start]
     for moment in sorted({start} | {r.start for r in bound if r.start > start}):
