@@ -10,14 +10,11 @@ from django.db import transaction
 from scheduler import locks
 from scheduler.models import Gpu, Host
 from scheduler.services.hosts import (
-    cordon_host,
-    drain_host,
-    move_work_off,
-    note_on_closed_host,
+    cordon_for_fault,
+    drain_for_fault,
     quarantine_gpu,
     trip_host,
 )
-from scheduler.states import AdminState
 from telemetry import breaker, causes, strays
 from telemetry.models import HealthEvent, HealthRule
 
@@ -111,25 +108,9 @@ def _act(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime
     if event.code == breaker.CODE and action == Action.CORDON:
         return trip_host(event.host, reason=reason, now=now)  # what runs there runs
     if action == Action.CORDON:
-        # Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes.
-        # A host that a person has closed stays as that one wanted it, and says this beside.
-        noted = note_on_closed_host(event.host, reason=reason, now=now)
-        cordoned = noted or (not _is_closed(event.host) and cordon_host(event.host, reason=reason, now=now))
-        quarantined = _quarantine(event, reason, now)
-        if cordoned:
-            move_work_off(event.host, now=now, also_unpreemptible=False)
-        return cordoned or quarantined
+        return cordon_for_fault(event.host, event.gpu, reason=reason, now=now)
     if action == Action.DRAIN:
-        noted = note_on_closed_host(event.host, reason=reason, now=now)
-        return drain_host(event.host, reason=event.host.state_reason if _is_closed(event.host) else reason, now=now) or noted
+        return drain_for_fault(event.host, reason=reason, now=now)
     if action == Action.QUARANTINE_GPU:
-        return _quarantine(event, reason, now)
+        return event.gpu is not None and quarantine_gpu(event.gpu, reason=reason, now=now)
     return False
-
-
-def _is_closed(host: Host) -> bool:
-    return host.admin_state in (AdminState.CORDONED, AdminState.DRAINING)
-
-
-def _quarantine(event: HealthEvent, reason: str, now: datetime) -> bool:
-    return event.gpu is not None and quarantine_gpu(event.gpu, reason=reason, now=now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit
 from portal.validation import HOST_NAME, Checks, words_of_why
-from portal.wording import phrases
+from portal.wording import host_texts
 from scheduler import attestation
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
@@ -159,7 +159,7 @@ def set_maintenance(
         try:
             window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
         except engine.Refused as refused:
-            raise _overlap(host, refused.numbers) from None
+            raise overlap(refused.numbers) from None
         audit.record(
             actor=actor, via=via, now=now, verb="set_maintenance", target=host, why=why,
             after={"start": first.isoformat(), "end": last.isoformat()},
@@ -167,14 +167,10 @@ def set_maintenance(
     return window
 
 
-def _overlap(host: Host, other: dict[str, Any]) -> Conflict:
-    """Why a window can't be announced beside another one of the host."""
-    when = phrases.window(other["start"], other["end"])
-    return Conflict(
-        f"{host.name} is away already {when} ({other['reason']}, window {other['window']}). Choose a time outside of it, or "
-        "take it back first.",
-        field="start",
-    )
+def overlap(other: Mapping[str, Any]) -> Conflict:
+    """Why a window can't be announced beside this other one of its host (``engine.other_window``)."""
+    code = "windows_overlap"
+    return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
 
 
 def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:

@@ -80,6 +80,12 @@ GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
     ),
 }
+MAINTENANCE_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "windows_overlap": lambda n: (
+        f"{n['host']} is away already {window(parsed(n['start']), parsed(n['end']))} ({n['reason']}, window {n['window']}). "
+        "Choose a time outside of it, or take it back first."
+    ),
+}
 REPAIR_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu_is_held": lambda n: (
         f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."

@@ -41,16 +41,46 @@ def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 
 @transaction.atomic
-def note_on_closed_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """What happened to a host that is cordoned or draining, beside why it was closed: who returns it for that has to see this, too.
-    False where the host is in another state, or says so already."""
+def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime) -> bool:
+    """Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes. A host that a
+    person has closed stays as that one wanted it, and says this beside. False when nothing of it is new."""
     fresh = locks.hosts([host.pk])[host.pk]
-    if fresh.admin_state not in (AdminState.CORDONED, AdminState.DRAINING) or reason in fresh.state_reason:
-        return False
-    fresh.state_reason = beside(fresh.state_reason, reason)
-    Host.objects.filter(pk=fresh.pk).update(state_reason=fresh.state_reason)
-    record_host_change(fresh, reason, now)
+    if _is_closed(fresh):
+        cordoned = _note(fresh, reason, now)
+    else:
+        cordoned = _change(fresh, "admin_state", AdminState.CORDONED, reason, now)
+    quarantined = gpu is not None and _quarantine_gpu(gpu, reason, now)
+    if cordoned:
+        move_work_off(fresh, now=now, also_unpreemptible=False)
     _copy(fresh, host)
+    return cordoned or quarantined
+
+
+@transaction.atomic
+def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
+    """The host is drained. One that a person has closed keeps that reason, and says this beside. False when none of it is new."""
+    fresh = locks.hosts([host.pk])[host.pk]
+    noted = _is_closed(fresh) and _note(fresh, reason, now)
+    why = fresh.state_reason if _is_closed(fresh) else reason
+    drained = _change(fresh, "admin_state", AdminState.DRAINING, why, now)
+    if drained:
+        move_work_off(fresh, now=now, also_unpreemptible=False)
+    _copy(fresh, host)
+    return noted or drained
+
+
+def _is_closed(host: Host) -> bool:
+    return host.admin_state in (AdminState.CORDONED, AdminState.DRAINING)
+
+
+def _note(host: Host, reason: str, now: datetime) -> bool:
+    """What happened to a host that is closed, beside why it was: who returns it for that has to see this, too. The host is locked.
+    False where it says so already."""
+    if reason in host.state_reason:
+        return False
+    host.state_reason = beside(host.state_reason, reason)
+    Host.objects.filter(pk=host.pk).update(state_reason=host.state_reason)
+    record_host_change(host, reason, now)
     return True
 
 
@@ -92,17 +122,23 @@ def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
     return True
 
 
+def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
+    """Raise Refused ("windows_overlap", with the host and the id, start, end and reason of the other window) where one of this host
+    has a part of that time."""
+    other = MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start).order_by("start", "pk").first()
+    if other is not None:
+        times = (("start", other.start.isoformat()), ("end", other.end.isoformat()))
+        raise Refused("windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk)))
+
+
 @transaction.atomic
 def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, now: datetime) -> MaintenanceWindow:
     """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start.
 
-    Raises Refused ("windows_overlap", with the id, start, end and reason of the other) where one of this host is announced already.
+    Raises Refused as ``check_maintenance``.
     """
     locks.hosts([host.pk])
-    other = MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start).order_by("start", "pk").first()
-    if other is not None:
-        facts = (("end", other.end), ("reason", other.reason), ("start", other.start), ("window", other.pk))
-        raise Refused("windows_overlap", facts)
+    check_maintenance(host, start=start, end=end)
     window = MaintenanceWindow.objects.create(host=host, start=start, end=end, reason=reason, created_at=now)
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
@@ -115,7 +151,7 @@ def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
     host = locks.hosts([window.host_id])[window.host_id]
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
     if removed and not host.maintenance_windows.filter(start__lte=now, end__gt=now).exists():
-        leave_maintenance(host, reason="its maintenance window was taken back", now=now)
+        _leave_maintenance(host, "its maintenance window was taken back", now)
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
     return bool(removed)
@@ -133,18 +169,23 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
 
 
 @transaction.atomic
-def leave_maintenance(host: Host, *, reason: str = "its maintenance window is over", now: datetime) -> bool:
+def leave_maintenance(host: Host, *, now: datetime) -> bool:
     """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and as
     well as it is."""
     fresh = locks.hosts([host.pk])[host.pk]
-    if fresh.admin_state != AdminState.MAINTENANCE:
-        return False
-    before = fresh.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
-    back = AdminState(before.admin_state) if before else AdminState.IN_SERVICE
-    is_open = back == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
-    changed = _change(fresh, "admin_state", back, reason, now, reason if is_open else fresh.state_reason)
+    changed = _leave_maintenance(fresh, "its maintenance window is over", now)
     _copy(fresh, host)
     return changed
+
+
+def _leave_maintenance(host: Host, reason: str, now: datetime) -> bool:
+    """The same of a host that is locked."""
+    if host.admin_state != AdminState.MAINTENANCE:
+        return False
+    before = host.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
+    back = AdminState(before.admin_state) if before else AdminState.IN_SERVICE
+    is_open = back == AdminState.IN_SERVICE and host.repair_state == RepairState.WELL
+    return _change(host, "admin_state", back, reason, now, reason if is_open else host.state_reason)
 
 
 @transaction.atomic
@@ -165,6 +206,11 @@ def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
     False when it was out already.
     """
     locks.hosts([gpu.host_id])
+    return _quarantine_gpu(gpu, reason, now)
+
+
+def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
+    """The same of a GPU whose host is locked."""
     fresh = Gpu.objects.get(pk=gpu.pk)
     if not change_gpu(fresh, RepairState.QUARANTINED, reason, now):
         return False

@@ -93,6 +93,9 @@ def test_a_window_over_another_one_of_the_host_is_refused_in_words_that_name_it(
     with pytest.raises(Conflict) as refused:
         hosts.set_maintenance(host=host, **times, **given)
     assert f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})" in refused.value.message
+    told = refused.value.numbers
+    assert (refused.value.code, refused.value.field) == ("windows_overlap", "start")
+    assert (told["host"], told["window"], told["start"]) == ("alpha", first.pk, noon.isoformat())
     assert host.maintenance_windows.count() == 1
     assert hosts.set_maintenance(host=world.hosts["beta"], **times, **given)
 
