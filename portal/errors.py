@@ -46,6 +46,18 @@ class AskedTooMuch(ServiceError):
         self.wait = wait
 
 
+class Missing(ServiceError):
+    """What an address names is not there, or not to be seen by whoever asks: the field, the value and what is allowed."""
+
+    status = 404
+
+    def __init__(self, field: str, value: str, allowed: str) -> None:
+        said = ascii(value)
+        super().__init__(f"{field} is {said if len(said) <= 60 else f'{said[:57]}...'}; allowed: {allowed}.")
+        self.field = field
+        self.value = value[:100]
+
+
 class Conflict(ServiceError):
     """The world does not allow it now: somebody was first, a window is full, a month is closed.
 

@@ -14,14 +14,19 @@ from scheduler.states import LeaseState, change_state
 SEEN_OFF = "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
 
 
+def may_be_off(host: Host, now: datetime) -> bool:
+    """Whether its agent has spoken once, and not just now."""
+    heard = host.last_sync_at
+    return heard is not None and (now - heard).total_seconds() > leases.rules().suspect_seconds
+
+
 @transaction.atomic
 def attest_off(host: Host, *, reason: str, now: datetime) -> bool:
     """Its work is lost and may start elsewhere at once, and its GPUs may turn up in another machine. When its own agent speaks
     again they come back as themselves. False when its agent has spoken just now, or never: then the machine is not off.
     """
     fresh = locks.hosts([host.pk])[host.pk]
-    heard = fresh.last_sync_at
-    if heard is None or (now - heard).total_seconds() <= leases.rules().suspect_seconds:
+    if not may_be_off(fresh, now):
         return False
     old = LeaseState(fresh.lease_state)
     if old != LeaseState.SILENT:

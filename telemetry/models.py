@@ -128,6 +128,11 @@ class HealthRule(models.Model):
         EVENTS = "events", "events"
         PEOPLE = "people", "people's work"
 
+    class Origin(models.TextChoices):
+        DEFAULT = "default", "as it began"
+        CHANGED = "changed", "changed"
+        ADDED = "added", "added"
+
     code = models.CharField(max_length=40, unique=True, help_text="xid:79, ecc:uncorrectable")
     meaning = models.CharField(max_length=200)
     action = models.CharField(max_length=16, choices=Action.choices)
@@ -143,6 +148,27 @@ class HealthRule(models.Model):
     elsewhere = models.CharField(
         max_length=300, default="", blank=True, help_text="where others do something else, and their source"
     )
+    # What it is put back to. An operator's own rule has nothing to go back to.
+    default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
+    default_repeats = models.PositiveSmallIntegerField(null=True, blank=True)
+    default_window_seconds = models.PositiveIntegerField(null=True, blank=True)
+    default_counts = models.CharField(max_length=6, choices=Counts.choices, default="", blank=True)
+
+    def __str__(self) -> str:
+        return self.code
+
+    @property
+    def origin(self) -> str:
+        """One of Origin."""
+        if not self.default_action:
+            return self.Origin.ADDED
+        is_default = (self.action, self.repeats, self.window_seconds, self.counts) == self.default
+        return self.Origin.DEFAULT if is_default else self.Origin.CHANGED
+
+    @property
+    def default(self) -> tuple[str, int | None, int | None, str]:
+        """Action, repeats, window in seconds and what counts, as it began; empty and None of a rule that an operator added."""
+        return self.default_action, self.default_repeats, self.default_window_seconds, self.default_counts
 
 
 class HealthEvent(models.Model):

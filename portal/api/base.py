@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from io import BytesIO
 from typing import Any, TypeVar, cast
@@ -25,7 +25,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
-from portal.errors import AskedTooMuch, Conflict, Invalid, ServiceError
+from portal.errors import AskedTooMuch, Conflict, Invalid, Missing, ServiceError
 from portal.models import User
 from portal.services import people
 from portal.validation import shown
@@ -205,6 +205,8 @@ def handle(problem: Exception, context: Mapping[str, Any]) -> Response | None:
 def _of_service(problem: ServiceError) -> Body:
     if isinstance(problem, Invalid):
         return {"errors": [error(message, name, problem.values.get(name)) for name, message in problem.fields.items()]}
+    if isinstance(problem, Missing):
+        return {"errors": [error(problem.message, problem.field, problem.value)]}
     body: Body = {"errors": [error(problem.message)]}
     if isinstance(problem, Conflict):
         body["errors"][0]["field"] = problem.field
@@ -329,6 +331,13 @@ class View(APIView):
     def one(self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK) -> Response:
         """One thing."""
         return Response(serializer(row, context={"user": self.actor, "now": self.now}).data, status=code)
+
+
+def listed(rows: Sequence[Any], serializer: type[serializers.Serializer[Any]], query: Body) -> Response:
+    """One page of what is no query, as ``View.page`` gives it."""
+    number, size = query["page"], query["page_size"]
+    found = serializer(rows[(number - 1) * size : number * size], many=True)
+    return Response({"count": len(rows), "page": number, "page_size": size, "results": found.data})
 
 
 class Strict(serializers.Serializer[Any]):

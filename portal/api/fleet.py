@@ -1,28 +1,28 @@
-"""Endpoints of pools, hosts and what is done about hardware events."""
+"""Endpoints of pools and hosts."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from datetime import datetime
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
 from portal.api import naming
-from portal.api.base import Empty, PageQuery, View, find
+from portal.api.base import Empty, View, find
 from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
-from portal.api.shapes.work import BlockerShape
 from portal.selectors.free import free_parts
-from portal.services import health, hosts
+from portal.services import host_effects, hosts
 from portal.services.pools import demand_isolation
+from portal.wording import host_texts
 from scheduler import selectors
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, Pool
-from telemetry.models import HealthRule
+from scheduler.services import TOKEN_LIFE
 
 
 def _counted(pool: Pool, view: View) -> Pool:
@@ -83,109 +83,108 @@ class Hosts(View):
 
     @extend_schema(operation_id="hosts_add", request=shapes.HostWish, responses={201: shapes.JoinShape})
     def post(self, request: Request) -> Response:
-        """Make a host known; the answer has the token with which its agent joins."""
+        """Make a host known; the answer has the token with which its agent joins, and the command to paste. For operators."""
         given = self.given(shapes.HostWish)
         given["pool"] = naming.pool_of(self.actor, given["pool"])
-        host, token = hosts.add_host(**self.by, **given)
-        return self.one({"host": host.name, "token": token}, shapes.JoinShape, 201)
+        by = self.by
+        host, token = hosts.add_host(**by, **given)
+        return _joining(self, host, token, by["now"])
 
 
 class OneHost(View):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostShape)
     def get(self, request: Request, name: str) -> Response:
         """One host."""
-        return self.one(find(_hosts(self), name=name), shapes.HostShape)
+        return self.one(_host(self, name), shapes.HostShape)
 
 
-class DrainEffectShape(serializers.Serializer[Any]):
-    gpus = serializers.IntegerField()
-    preemptible = serializers.IntegerField(help_text="workloads that would be asked to go")
-    others = serializers.IntegerField(help_text="workloads that would run to their end")
-    last_end = serializers.DateTimeField(allow_null=True, help_text="when the last of them is over by its limit")
-    workloads = BlockerShape(many=True)
-
-
-class DrainEffect(View):
-    @extend_schema(operation_id="hosts_drain_effect", responses=DrainEffectShape)
-    def get(self, request: Request, name: str) -> Response:
-        """What cordoning or draining it touches. For operators."""
-        policy.require(self.actor, "host.change")
-        return self.one(hosts.effect_of_drain(find(_hosts(self), name=name), self.now), DrainEffectShape)
+class PreviewHost(View):
+    @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
+    def post(self, request: Request, name: str) -> Response:
+        """What a verb would touch: work, until when, reservations, GPUs. Changes nothing; refused as the verb. For operators."""
+        given = self.given(shapes.HostVerbTry)
+        found = host_effects.preview(actor=self.actor, host=_host(self, name), now=self.now, **given)
+        return self.one(found, shapes.HostEffectShape)
 
 
 class CordonHost(View):
-    @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Nothing new starts there; what runs goes on."""
-        host = find(_hosts(self), name=name)
-        return self.one(hosts.cordon_host(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+        """Nothing new starts there; what runs goes on. For operators."""
+        return _changed(self, name, "cordon", hosts.cordon_host)
 
 
 class DrainHost(View):
-    @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Nothing new starts there, and what runs is asked to go."""
-        host = find(_hosts(self), name=name)
-        return self.one(hosts.drain_host(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+        """Nothing new starts there, and what runs is asked to go. For operators."""
+        return _changed(self, name, "drain", hosts.drain_host)
 
 
 class ReturnHost(View):
-    @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Back in service."""
-        host = find(_hosts(self), name=name)
-        return self.one(hosts.return_host(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+        """Back in service. For operators."""
+        return _changed(self, name, "return", hosts.return_host)
 
 
 class AttestHostOff(View):
-    @extend_schema(operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
         """You have seen it powered off: its work starts elsewhere at once. 409 while its agent speaks. For operators."""
-        host = find(_hosts(self), name=name)
-        return self.one(hosts.attest_off(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+        return _changed(self, name, "off", hosts.attest_off)
 
 
 class RevokeHost(View):
-    @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Take its agent's credential away: it must join again."""
-        host = find(_hosts(self), name=name)
-        return self.one(hosts.revoke_host(**self.by, host=host, **self.given(shapes.ReasonWish)), shapes.HostShape)
+        """Take its agent's credential away: it must join again. For operators."""
+        return _changed(self, name, "revoke", hosts.revoke_host)
 
 
 class HostToken(View):
     @extend_schema(operation_id="hosts_join_token", request=Empty, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
-        """Another join token; those not used yet stop working."""
-        host = find(_hosts(self), name=name)
+        """Another join token, with the command to paste; those not used yet stop working. For operators."""
+        host, by = _host(self, name), self.by
         self.given(Empty)
-        return self.one({"host": host.name, "token": hosts.new_join_token(**self.by, host=host)}, shapes.JoinShape, 201)
+        return _joining(self, host, hosts.new_join_token(**by, host=host), by["now"])
 
 
 class HostMaintenance(View):
     @extend_schema(
-        operation_id="hosts_maintenance", request=shapes.MaintenanceWish, responses={201: shapes.MaintenanceShape}
+        operation_id="hosts_maintenance", request=shapes.MaintenanceWish, responses={201: shapes.MadeMaintenanceShape}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Announce a window in which it is away."""
-        host = find(_hosts(self), name=name)
-        given = self.given(shapes.MaintenanceWish)
-        return self.one(hosts.set_maintenance(**self.by, host=host, **given), shapes.MaintenanceShape, 201)
+        """Announce a window in which it is away; the answer has what it touches. For operators."""
+        host, by, given = _host(self, name), self.by, self.given(shapes.MaintenanceWish)
+        made = hosts.set_maintenance(**by, host=host, **given)
+        found = host_effects.effect(host, "maintenance", by["now"], made.start, made.end)
+        told = {"window": made, "work": found.work, "reservations": found.reservations}
+        return self.one(told, shapes.MadeMaintenanceShape, 201)
 
 
-class HealthRules(View):
-    @extend_schema(operation_id="health_rules_list", parameters=[PageQuery], responses=page_of(shapes.HealthRuleShape))
-    def get(self, request: Request) -> Response:
-        """What is done about which hardware event."""
-        return self.page(HealthRule.objects.order_by("code"), shapes.HealthRuleShape, self.query(PageQuery))
+def _host(view: View, name: str) -> Host:
+    return naming.host_at(view.actor, name, _hosts(view))
 
 
-class OneHealthRule(View):
-    @extend_schema(operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape)
-    def put(self, request: Request, code: str) -> Response:
-        """Change what is done."""
-        rule = find(HealthRule.objects.all(), code=code)
-        return self.one(
-            health.set_health_rule(**self.by, code=rule.code, **self.given(shapes.HealthRuleWish)),
-            shapes.HealthRuleShape,
-        )
+def _changed(view: View, name: str, verb: str, deed: Callable[..., Host]) -> Response:
+    """The host as it is now, what is so in words, and the work that is still on it."""
+    by = view.by
+    host = deed(**by, host=_host(view, name), **view.given(shapes.ReasonWish))
+    host.said = host_texts.VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]
+    # What was told to go at a drain is seen in its rows now.
+    host.still_there = host_effects.touched_work(host, "cordon" if verb == "drain" else verb, by["now"])  # type: ignore[attr-defined]
+    return view.one(host, shapes.ChangedHostShape)
+
+
+def _joining(view: View, host: Host, token: str, now: datetime) -> Response:
+    commands = hosts.join_commands(host, token)
+    told = {
+        "host": host.name,
+        "token": token,
+        "good_until": now + TOKEN_LIFE,
+        "command": commands.installed,
+        "checkout_command": commands.checkout,
+    }
+    return view.one(told, shapes.JoinShape, 201)

@@ -10,7 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api.base import Strict, View, find
+from portal.api import naming
+from portal.api.base import Strict, View
 from portal.selectors import geometry as reads
 from portal.services import geometry as verbs
 from scheduler.models import GeometryChange, Host
@@ -134,4 +135,4 @@ class WithdrawGeometry(View):
 
 
 def _host(view: View, name: str) -> Host:
-    return find(policy.visible_hosts(view.actor).select_related("pool"), name=name)
+    return naming.host_at(view.actor, name, policy.visible_hosts(view.actor).select_related("pool"))

@@ -5,17 +5,33 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from django.db.models import QuerySet
+
 from portal import policy
 from portal.api.base import choose
-from portal.errors import Invalid
+from portal.errors import Invalid, Missing
 from portal.models import Template, User
 from portal.validation import shown
-from scheduler.models import JobArray, Pool, Project, Reservation, Team, Workload
+from scheduler.models import Host, JobArray, Pool, Project, Reservation, Team, Workload
+
+MOST_NAMES = 10
 
 
 def pool_of(user: User, slug: str) -> Pool:
     """A pool by its slug. Raises Invalid."""
     return choose(policy.visible_pools(user), "pool", slug, "the slug of a pool", slug=slug)
+
+
+def host_at(user: User, name: str, rows: QuerySet[Host] | None = None) -> Host:
+    """The host that an address names, out of those that may be seen. Raises Missing, which names those."""
+    visible = policy.visible_hosts(user) if rows is None else rows
+    host = visible.filter(name=name).first()
+    if host is None:
+        names = list(policy.visible_hosts(user).order_by("name").values_list("name", flat=True)[: MOST_NAMES + 1])
+        more = ", and others in the list of hosts" if len(names) > MOST_NAMES else ""
+        known = f"{', '.join(names[:MOST_NAMES])}{more}" if names else "none: there is no host that you may see"
+        raise Missing("host", name, known)
+    return host
 
 
 def team_of(user: User, slug: str) -> Team:

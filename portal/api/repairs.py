@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
+from portal.api import naming
 from portal.api.base import PageQuery, Strict, View, find
 from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
@@ -62,10 +63,6 @@ class StrayShape(serializers.Serializer[Any]):
     first_seen = serializers.DateTimeField()
 
 
-class AnnouncedMaintenanceShape(shapes.MaintenanceShape):
-    id = serializers.IntegerField(source="pk")
-
-
 class HardwareEventShape(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
     gpu = serializers.IntegerField(allow_null=True)
@@ -81,7 +78,7 @@ class HostHealthShape(serializers.Serializer[Any]):
     events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
-    maintenance = AnnouncedMaintenanceShape(many=True)
+    maintenance = shapes.MaintenanceShape(many=True)
 
 
 class HostHealth(View):
@@ -153,13 +150,13 @@ class CancelledWindowWish(Strict):
 
 class CancelMaintenance(View):
     @extend_schema(
-        operation_id="hosts_cancel_maintenance", request=CancelledWindowWish, responses=AnnouncedMaintenanceShape
+        operation_id="hosts_cancel_maintenance", request=CancelledWindowWish, responses=shapes.MaintenanceShape
     )
     def post(self, request: Request, name: str) -> Response:
         """Take an announced window back. For operators."""
         host = _host(self, name)
         return self.one(
-            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)), AnnouncedMaintenanceShape
+            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)), shapes.MaintenanceShape
         )
 
 
@@ -195,7 +192,7 @@ class RepairPolicy(View):
 
 
 def _host(view: View, name: str) -> Host:
-    return find(policy.visible_hosts(view.actor).select_related("pool"), name=name)
+    return naming.host_at(view.actor, name, policy.visible_hosts(view.actor).select_related("pool"))
 
 
 def _changed(view: View, name: str, verb: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api import calendar, explain, fleet, geometry, money, own, recordings, repairs, volumes, work
+from portal.api import calendar, explain, fleet, geometry, health_rules, money, own, recordings, repairs, volumes, work
 
 urlpatterns = [
     path("me/", own.Me.as_view()),
@@ -22,7 +22,7 @@ urlpatterns = [
     path("pools/<slug:slug>/fairness/", explain.Fairness.as_view()),
     path("hosts/", fleet.Hosts.as_view()),
     path("hosts/<str:name>/", fleet.OneHost.as_view()),
-    path("hosts/<str:name>/drain-effect/", fleet.DrainEffect.as_view()),
+    path("hosts/<str:name>/preview/", fleet.PreviewHost.as_view()),
     path("hosts/<str:name>/cordon/", fleet.CordonHost.as_view()),
     path("hosts/<str:name>/drain/", fleet.DrainHost.as_view()),
     path("hosts/<str:name>/return/", fleet.ReturnHost.as_view()),
@@ -40,8 +40,10 @@ urlpatterns = [
     path("hosts/<str:name>/return-gpu/", repairs.ReturnGpu.as_view()),
     path("hosts/<str:name>/take-out-gpu/", repairs.TakeOutGpu.as_view()),
     path("pools/<slug:slug>/repair-policy/", repairs.RepairPolicy.as_view()),
-    path("health-rules/", fleet.HealthRules.as_view()),
-    path("health-rules/<str:code>/", fleet.OneHealthRule.as_view()),
+    path("health-rules/", health_rules.HealthRules.as_view()),
+    path("health-rules/<str:code>/", health_rules.OneHealthRule.as_view()),
+    path("health-rules/<str:code>/reset/", health_rules.ResetHealthRule.as_view()),
+    path("health-rules/<str:code>/remove/", health_rules.RemoveHealthRule.as_view()),
     path("volumes/", volumes.Volumes.as_view()),
     path("environments/", volumes.Environments.as_view()),
     path("workloads/", work.Workloads.as_view()),

@@ -86,6 +86,14 @@ def revoked(host: Host) -> AuditEvent | None:
     return None if host.credential_hash else _deeds(host).filter(verb="revoke_host").first()
 
 
+def revocations() -> dict[int, AuditEvent]:
+    """The same of all hosts, by the host's id. Two queries."""
+    without = Host.objects.filter(credential_hash="").values_list("pk", flat=True)
+    names = {f"host:{pk}": pk for pk in without}
+    deeds = AuditEvent.objects.filter(target__in=names, verb="revoke_host").order_by("at", "pk")
+    return {names[deed.target]: deed for deed in deeds}
+
+
 def name_of(viewer: User, deed: AuditEvent) -> str:
     """Whose deed it was, as far as the viewer may know people."""
     return _Names(policy.sees_all_teams(viewer), {}, set()).of(deed)

@@ -87,19 +87,6 @@ def refused_agent(host: Host) -> dict[str, Any] | None:
     return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
 
 
-def effect(host: Host, now: datetime) -> dict[str, Any]:
-    """What draining it would do, found by the planner: who moves, where each would fit now, which promises break."""
-    found = engine.drain_effect(host, now)
-    names = Workload.objects.select_related("project__team", "owner").in_bulk([moved.workload for moved in found.moved])
-    return {
-        "moved": [
-            {"workload": names[moved.workload], "moved": moved} for moved in found.moved if moved.workload in names
-        ],
-        "reservations": len(found.reservations),
-        "unkept": len(found.unkept),
-    }
-
-
 LACKS = {
     str(Isolation.SANDBOX): "a sandbox",
     str(Isolation.TEAM_USERS): "a user id per team",

@@ -1,47 +1,144 @@
-"""Verbs on what is done about hardware events."""
+"""Verbs on what is done about hardware events: a rule is changed, put back to what it began with, added, taken out again."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
-from portal import policy
+from portal import locks, policy
+from portal.errors import Conflict, Invalid
 from portal.models import User
 from portal.services import audit
-from portal.validation import Checks
+from portal.validation import Checks, shown, words_of_why
 from telemetry.models import HealthRule
 
 MOST_REPEATS = 1000
 LONGEST_WINDOW = 30 * 86_400
+USUAL_WINDOW = 3600
+KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # what agents report
+CODE = re.compile(rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(KINDS[1:])}):[a-z0-9_]{{1,30}})$")
+CODES = f"xid: and a number, such as xid:171, or {', '.join(KINDS[1:])} with a word of small letters, such as nvlink:down"
+ANY_CODE = re.compile(r"[a-z]+:[a-z0-9_]+", re.ASCII)
+KNOWN_CODE = "a code that has a rule; an event without one is noted, and a rule can be added"
+OUR_OWN = "this organisation"
+DONE = ("action", "repeats", "window_seconds", "counts")
 
 
 def set_health_rule(
-    *, actor: User, code: str, action: str, repeats: int, window_seconds: int, now: datetime, counts: str = "", via: str = "web"
+    *, actor: User, code: str, now: datetime, action: str | None = None, repeats: int | None = None,
+    window_seconds: int | None = None, counts: str | None = None, why: str = "", via: str = "web",
 ) -> HealthRule:
     """Change what is done when an event of a code comes ``repeats`` times within the window, each event counting or those of one
-    person's work as one (``counts``; empty: as it was). The codes themselves are fixed.
+    person's work as one (``counts``). What is not given, or empty, stays.
 
     Raises Invalid, NotAllowed.
-    """
+    """  # fmt: skip
     policy.require(actor, "health_rule.change")
     checks = Checks()
-    action = checks.choice("action", action, HealthRule.Action.values)
-    repeats = checks.count("repeats", repeats, 1, MOST_REPEATS)
-    window_seconds = checks.count("window_seconds", window_seconds, 1, LONGEST_WINDOW, "seconds")
-    if counts:
-        counts = checks.choice("counts", counts, HealthRule.Counts.values)
-    code = checks.choice("code", code, list(HealthRule.objects.values_list("code", flat=True)))
+    given = {"action": action, "repeats": repeats, "window_seconds": window_seconds, "counts": counts}
+    clean = _checked(checks, {name: value for name, value in given.items() if value not in (None, "")})
+    why = words_of_why(why)
+    if not clean and not checks.problems:
+        checks.note("action", None, f"nothing to change is given; allowed: one or more of {', '.join(DONE)}.")
     checks.done()
     with transaction.atomic():
-        rule = HealthRule.objects.get(code=code)
-        before = audit.facts(rule, "action", "repeats", "window_seconds", "counts")
-        HealthRule.objects.filter(pk=rule.pk).update(
-            action=action, repeats=repeats, window_seconds=window_seconds, counts=counts or rule.counts
+        rule = _locked(code)
+        return _change(rule, clean, actor=actor, via=via, now=now, verb="set_health_rule", why=why)
+
+
+def reset_health_rule(*, actor: User, code: str, now: datetime, why: str = "", via: str = "web") -> HealthRule:
+    """Put a rule back to what it began with. Raises Invalid, NotAllowed, and Conflict where it is so or an operator added it."""
+    policy.require(actor, "health_rule.change")
+    why = words_of_why(why)
+    with transaction.atomic():
+        rule = _locked(code)
+        if rule.origin == HealthRule.Origin.ADDED:
+            raise Conflict(f"{rule.code} was added here and has nothing to go back to: change it, or remove it.", field="code")
+        if rule.origin == HealthRule.Origin.DEFAULT:
+            raise Conflict(f"{rule.code} is as it began.", field="code")
+        return _change(
+            rule, dict(zip(DONE, rule.default, strict=True)), actor=actor, via=via, now=now, verb="reset_health_rule", why=why
         )
-        rule.refresh_from_db()
-        audit.record(
-            actor=actor, via=via, now=now, verb="set_health_rule", target=rule,
-            before=before, after=audit.facts(rule, "action", "repeats", "window_seconds", "counts"),
-        )  # fmt: skip
+
+
+def add_health_rule(
+    *, actor: User, code: str, meaning: str, action: str, now: datetime, repeats: int = 1, window_seconds: int = USUAL_WINDOW,
+    counts: str = HealthRule.Counts.EVENTS, source: str = "", why: str = "", via: str = "web",
+) -> HealthRule:
+    """A rule for a code that has none: until then such an event is noted. ``source``: who recommends it; empty: this organisation.
+
+    Raises Invalid, NotAllowed, Conflict where the code has one.
+    """  # fmt: skip
+    policy.require(actor, "health_rule.change")
+    checks = Checks()
+    code = checks.pattern("code", code, CODE, CODES)
+    meaning = checks.text("meaning", meaning, most=200)
+    source = checks.text("source", source or OUR_OWN, most=200)
+    clean = _checked(checks, {"action": action, "repeats": repeats, "window_seconds": window_seconds, "counts": counts})
+    why = words_of_why(why)
+    checks.done()
+    try:
+        with transaction.atomic():
+            rule = HealthRule.objects.create(code=code, meaning=meaning, source=source, **clean)
+            audit.record(
+                actor=actor, via=via, now=now, verb="add_health_rule", target=rule, why=why,
+                after=audit.facts(rule, "meaning", *DONE, "source"),
+            )  # fmt: skip
+    except IntegrityError:
+        raise Conflict(f"code is {code}; it has a rule already: change that one.", field="code") from None
+    return rule
+
+
+def remove_health_rule(*, actor: User, code: str, now: datetime, why: str = "", via: str = "web") -> HealthRule:
+    """Take a rule out that an operator added: events of its code are noted again. Raises Invalid, NotAllowed, and Conflict of one
+    that came with the table."""
+    policy.require(actor, "health_rule.change")
+    why = words_of_why(why)
+    with transaction.atomic():
+        rule = _locked(code)
+        if rule.origin != HealthRule.Origin.ADDED:
+            raise Conflict(
+                f"{rule.code} came with the table and stays in it: to do nothing about it, change its action to note.", field="code"
+            )
+        before = audit.facts(rule, "meaning", *DONE, "source")
+        audit.record(actor=actor, via=via, now=now, verb="remove_health_rule", target=rule, why=why, before=before)
+        HealthRule.objects.filter(pk=rule.pk).delete()
+    return rule
+
+
+def _checked(checks: Checks, given: dict[str, Any]) -> dict[str, Any]:
+    """Of what is done about an event, what is given."""
+    clean: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "action":
+            clean[name] = checks.choice(name, value, HealthRule.Action.values)
+        elif name == "counts":
+            clean[name] = checks.choice(name, value, HealthRule.Counts.values)
+        elif name == "repeats":
+            clean[name] = checks.count(name, value, 1, MOST_REPEATS)
+        else:
+            clean[name] = checks.count(name, value, 1, LONGEST_WINDOW, "seconds")
+    return clean
+
+
+def _locked(code: str) -> HealthRule:
+    rule = locks.health_rule(code) if isinstance(code, str) and ANY_CODE.fullmatch(code) else None
+    if rule is None:
+        told = f"code is {shown(code)}; allowed: {KNOWN_CODE}."
+        raise Invalid({"code": told}, {"code": code if isinstance(code, str) else shown(code)})
+    return rule
+
+
+def _change(
+    rule: HealthRule, values: dict[str, Any], *, actor: User, via: str, now: datetime, verb: str, why: str
+) -> HealthRule:
+    before = audit.facts(rule, *DONE)
+    HealthRule.objects.filter(pk=rule.pk).update(**values)
+    rule.refresh_from_db()
+    audit.record(
+        actor=actor, via=via, now=now, verb=verb, target=rule, why=why, before=before, after=audit.facts(rule, *DONE)
+    )
     return rule

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from portal import policy
@@ -16,10 +18,11 @@ from portal.validation import HOST_NAME, Checks, words_of_why
 from portal.wording import host_texts
 from scheduler import attestation
 from scheduler import services as engine
-from scheduler.models import Host, MaintenanceWindow, Pool, Reservation, Workload
-from scheduler.states import AdminState, ReservationState, WorkloadState
+from scheduler.models import Host, MaintenanceWindow, Pool
+from scheduler.states import TRANSITIONS, AdminState, RepairState
 
 LONGEST_MAINTENANCE = timedelta(days=90)
+ADMIN_STATES = {"cordon": AdminState.CORDONED, "drain": AdminState.DRAINING, "return": AdminState.IN_SERVICE}
 
 
 def add_host(
@@ -51,6 +54,26 @@ def add_host(
     return host, text
 
 
+@dataclass(frozen=True)
+class JoinCommands:
+    """One command to paste on the machine: where the agent is installed as a service, and in a checkout of gpupool."""
+
+    installed: str
+    checkout: str
+
+
+def join_commands(host: Host, token: str) -> JoinCommands:
+    """With which an agent joins as this host by a token."""
+    whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {host.name} --join-token {token}"
+    # The agent that it had may still run, and holds its state folder.
+    stop = "sudo systemctl stop gpupool-agent && " if host.agent_version else ""
+    return JoinCommands(
+        f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
+        "&& sudo systemctl enable --now gpupool-agent",
+        f"./run agent run --state ~/.local/state/gpupool-agent {whom}",
+    )
+
+
 def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") -> str:
     """Another token for a host whose first one ran out. Tokens not used yet stop working. Raises NotAllowed."""
     policy.require(actor, "host.change")
@@ -70,32 +93,13 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     return host
 
 
-def effect_of_drain(host: Host, now: datetime) -> dict[str, Any]:
-    """What cordoning or draining it touches. Reads only.
-
-    ``workloads``: those with a part on it, soonest end first (each a Workload with project and owner); ``preemptible`` and
-    ``others``: how many of each; ``gpus``: how many it has; ``reservations``: active ones bound to its GPUs; ``last_end``: when
-    the last one is over by its limit (datetime or None).
-    """
-    alive = (
-        WorkloadState.PLACED,
-        WorkloadState.STARTING,
-        WorkloadState.RUNNING,
-        WorkloadState.NOTICE,
-        WorkloadState.STOPPING,
-    )
-    found = Workload.objects.filter(state__in=alive, runs__host=host, runs__ended_at=None).distinct()
-    workloads = sorted(found.select_related("project__team", "owner"), key=lambda w: (_limit(w, now), w.pk))
-    bound = Reservation.objects.filter(state=ReservationState.ACTIVE, bound_units__unit__gpu__host=host).distinct()
-    preemptible = sum(1 for workload in workloads if workload.preemptible)
-    return {
-        "workloads": workloads,
-        "preemptible": preemptible,
-        "others": len(workloads) - preemptible,
-        "gpus": host.gpus.filter(retired_at=None).count(),
-        "reservations": list(bound.select_related("project__team").order_by("end", "pk")),
-        "last_end": max((_limit(workload, now) for workload in workloads), default=None),
-    }
+def refused_change(host: Host, verb: str, now: datetime) -> str:
+    """Why cordon, drain, return or off would be refused of a host as it is; empty: it would not be."""
+    if verb in ADMIN_STATES:
+        new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
+        is_ill = verb == "return" and host.repair_state != RepairState.WELL
+        return "" if str(new) in TRANSITIONS[AdminState][str(old)] or is_ill else _stays(host, new)
+    return _is_not_off(host) if verb == "off" and not attestation.may_be_off(host, now) else ""
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
@@ -124,9 +128,7 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
     with transaction.atomic():
         before = audit.facts(host, *told)
         if not attestation.attest_off(host, reason=f"{attestation.SEEN_OFF}{actor.get_username()}: {why}"[:300], now=now):
-            raise Conflict(
-                f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."
-            )
+            raise Conflict(_is_not_off(host))
         audit.record(
             actor=actor, via=via, now=now, verb="attest_host_off", target=host, why=why, before=before,
             after=audit.facts(host, *told),
@@ -141,20 +143,8 @@ def set_maintenance(
     another of its windows has a part of that time."""
     policy.require(actor, "host.change")
     checks = Checks()
-    first, last = checks.moment("start", start), checks.moment("end", end)
     why = checks.text("why", why, most=300)
-    if not checks.problems:
-        if last <= first or last - first > LONGEST_MAINTENANCE:
-            checks.note(
-                "end",
-                last.isoformat(),
-                f"end is {last.isoformat()}; allowed: after the start and within {LONGEST_MAINTENANCE.days} days of it.",
-            )
-        if last <= now:
-            checks.note(
-                "end", last.isoformat(), f"end is {last.isoformat()}, which is past; allowed: after {now.isoformat()}."
-            )
-    checks.done()
+    first, last = window_of(start, end, now, checks)
     with transaction.atomic():
         try:
             window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
@@ -168,9 +158,24 @@ def set_maintenance(
 
 
 def overlap(other: Mapping[str, Any]) -> Conflict:
-    """Why a window can't be announced beside this other one of its host (``engine.other_window``)."""
+    """Why a window can't be announced beside this other one of its host (numbers of ``engine.check_maintenance``)."""
     code = "windows_overlap"
     return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
+
+
+def window_of(start: Any, end: Any, now: datetime, checks: Checks | None = None) -> tuple[datetime, datetime]:
+    """The start and the end of a maintenance window; ``checks``: what was found wrong beside it. Raises Invalid."""
+    checks = checks or Checks()
+    first, last = checks.moment("start", start), checks.moment("end", end)
+    if not {"start", "end"} & set(checks.problems):
+        told = last.isoformat()
+        if last <= first or last - first > LONGEST_MAINTENANCE:
+            days = LONGEST_MAINTENANCE.days
+            checks.note("end", told, f"end is {told}; allowed: after the start and within {days} days of it.")
+        if last <= now:
+            checks.note("end", told, f"end is {told}, which is past; allowed: after {now.isoformat()}.")
+    checks.done()
+    return first, last
 
 
 def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:
@@ -186,9 +191,7 @@ def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, v
         before = audit.facts(host, *told)
         if not verbs[new](host, reason=why, now=now):
             host.refresh_from_db()
-            raise Conflict(
-                f"{host.name} is {host.admin_state.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}."
-            )
+            raise Conflict(_stays(host, new))
         host.refresh_from_db()
         audit.record(
             actor=actor,
@@ -203,5 +206,9 @@ def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, v
     return host
 
 
-def _limit(workload: Workload, now: datetime) -> datetime:
-    return (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
+def _stays(host: Host, new: AdminState) -> str:
+    return f"{host.name} is {host.admin_state.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}."
+
+
+def _is_not_off(host: Host) -> str:
+    return f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."

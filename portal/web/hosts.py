@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -17,6 +16,7 @@ from portal import policy
 from portal.models import User
 from portal.selectors import host_events, repairs
 from portal.selectors import hosts as reads
+from portal.services import host_effects
 from portal.services import hosts as verbs
 from portal.web import live
 from portal.web.access import signed_in, viewer
@@ -32,35 +32,24 @@ CHANGES: dict[str, dict[str, Any]] = {
         "verb": verbs.cordon_host,
         "label": "Cordon",
         "title": "Cordon {}?",
-        "text": "Nothing new starts on it. What runs goes on to its end.",
-        "done": "{0} is cordoned: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE},
     },
     "drain": {
         "verb": verbs.drain_host,
         "label": "Drain",
         "title": "Drain {}?",
-        "text": "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on elsewhere; "
-        "the rest runs to its end.",
-        "done": "{0} is draining: nothing new starts on it. {1}",
         "from": {AdminState.IN_SERVICE, AdminState.CORDONED},
     },
     "return": {
         "verb": verbs.return_host,
         "label": "Return to service",
         "title": "Return {} to service?",
-        "text": "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
-        "done": "{0} is back in service.",
         "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
     },
     "off": {
         "verb": verbs.attest_off,
         "label": "I have seen it powered off",
         "title": "Is {} powered off?",
-        "text": "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs may be put "
-        "into another machine. Say so only of a machine that you have seen off or had power-cycled: one that is only cut off "
-        "may still compute, and two would write the same files.",
-        "done": "{0} counts as powered off. Its work starts elsewhere.",
         "from": set(),
         "leases": {LeaseState.SUSPECT, LeaseState.SILENT},
     },
@@ -68,16 +57,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         "verb": verbs.revoke_host,
         "label": "Revoke the credential",
         "title": "Revoke the credential of {}?",
-        "text": "Its agent is cut off at once and told no more. What runs there stops when its lease ends, and starts elsewhere "
-        "after that. It joins again with a new join token.",
-        "done": "{0} is cut off: its credential is revoked. It joins again with a new token.",
         "from": set(),
         "button": "on its page, beside the join token",
     },
 }
-
-
-STOPPED = {"revoke": "stops when its lease ends", "off": "counts as lost, starts elsewhere"}  # what becomes of the work
+STOPS_WORK = ("revoke", "off")
 
 
 class WhyForm(VerbForm):
@@ -125,7 +109,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
     revoked = host_events.revoked(row)
     context = {
         "host": row,
-        "state_name": "revoked" if revoked and row.lease_state in (LeaseState.ALIVE, LeaseState.SUSPECT) else reads.state_of(row),
+        "state_name": "revoked" if revoked else reads.state_of(row),
         "units": _folded(units := reads.units(user, row, now)),
         "can_be_diagnosed": set() if revoked or row.lease_state == LeaseState.SILENT else _without_work(units),
         "events": [_event(entry) for entry in host_events.events(user, row)],
@@ -199,9 +183,14 @@ def _host(user: User, name: str) -> Host:
     return row
 
 
-def _still_there(rows: list[reads.StillThere]) -> str:
-    told = [(row.workload.name, row.by) for row in rows if row.leaves]
-    return host_texts.still_there(told, [(row.workload.name, row.by) for row in rows if not row.leaves])
+def _done(row: Host, verb: str, now: datetime) -> str:
+    """What is so now, and who is still on a host that takes nothing new."""
+    said = host_texts.VERBS[verb].done.format(row.name)
+    if verb not in ("cordon", "drain"):
+        return said
+    rows = reads.still_there(row, now)
+    told = [(each.workload.name, each.by) for each in rows if each.leaves]
+    return f"{said} {host_texts.still_there(told, [(each.workload.name, each.by) for each in rows if not each.leaves])}"
 
 
 def _closed_for(verb: str, row: Host) -> str:
@@ -225,22 +214,18 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(change["verb"], actor=user, host=row, why=form.cleaned_data["why"], now=now)
         if done is not None:
-            messages.success(request, change["done"].format(name, _still_there(reads.still_there(row, now))))
+            messages.success(request, _done(row, verb, now))
             return redirect("host", name)
     context = {
         "host": row,
         "title": change["title"].format(name),
         "text": _alive_words(row)
         if verb == "off" and row.lease_state == LeaseState.ALIVE
-        else change["text"] + _closed_for(verb, row),
+        else host_texts.VERBS[verb].text + _closed_for(verb, row),
         "refused": verb == "off" and row.lease_state not in change["leases"],
         "label": change["label"],
-        "effect": reads.effect(row, now) if verb in ("cordon", "drain", "revoke") else None,
-        "returning": verb == "return",
-        "stopped": verb in STOPPED,
-        "touched": verbs.effect_of_drain(row, now),
-        "draining": verb == "drain",
-        "what_happens": STOPPED.get(verb, "runs on"),
+        "effect": host_effects.effect(row, verb, now),
+        "stops_work": verb in STOPS_WORK,
         "form": form,
         "now": now,
     }
@@ -271,7 +256,8 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
                 f"{name} is away from {timezone.localtime(made.start):%d %b %H:%M} on. Nothing is planned into it.",
             )
             return redirect("host", name)
-    context = {"host": row, "form": form, "touched": verbs.effect_of_drain(row, now), "now": now}
+    work = reads.still_there(row, now)
+    context = {"host": row, "form": form, "last_end": work[-1].by if work else None, "now": now}
     return render(request, "manage/host_maintenance.html", context, status=400 if form.errors else 200)
 
 
@@ -293,15 +279,9 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
 
 
 def _with_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
-    whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {row.name} --join-token {token}"
-    # The agent that it had may still run, and holds its state folder.
-    stop = "sudo systemctl stop gpupool-agent && " if row.agent_version else ""
-    commands = {
-        "installed": f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
-        "&& sudo systemctl enable --now gpupool-agent",
-        "checkout": f"./run agent run --state ~/.local/state/gpupool-agent {whom}",
-    }
-    response = render(request, "manage/host_command.html", {"host": row, **commands})
+    commands = verbs.join_commands(row, token)
+    context = {"host": row, "installed": commands.installed, "checkout": commands.checkout}
+    response = render(request, "manage/host_command.html", context)
     response["Cache-Control"] = "no-store"
     return response
 

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
-from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -16,6 +15,7 @@ from django.utils.text import slugify
 
 from portal import policy
 from portal.models import Organisation, Template
+from portal.selectors import health_rules as rule_reads
 from portal.selectors import hosts as host_reads
 from portal.selectors import organisation as reads
 from portal.selectors import repairs as repair_reads
@@ -127,16 +127,12 @@ class RuleFilters(forms.Form):
     )
     does = forms.ChoiceField(required=False, label="Action", choices=[("", "Any action"), *ACTIONS])
 
-    def apply(self, rows: QuerySet[HealthRule], also: str) -> QuerySet[HealthRule]:
-        """``rows`` that the filters let through, and the one with the code ``also``; a filter that makes no sense is shown as an
+    def apply(self, also: str) -> list[HealthRule]:
+        """The rules that the filters let through, and the one with the code ``also``; a filter that makes no sense is shown as an
         error and left out."""
         self.is_valid()
-        wanted = Q()
-        for word in self.cleaned_data.get("find", "").split():
-            wanted &= Q(code__icontains=word) | Q(meaning__icontains=word)
-        if self.cleaned_data.get("does"):
-            wanted &= Q(action=self.cleaned_data["does"])
-        return rows.filter(wanted | Q(code=also)) if wanted else rows
+        given = self.cleaned_data
+        return rule_reads.rules(find=given.get("find", ""), action=given.get("does", ""), also=also)
 
     def address(self) -> dict[str, str]:
         """What is chosen, as the address holds it."""
@@ -291,7 +287,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
     refused: dict[str, Any] = {}
     filters = RuleFilters(request.GET)
     touched = request.POST.get("code", "") if request.method == "POST" else request.GET.get("saved", "")
-    rules = filters.apply(HealthRule.objects.all(), also=touched)
+    rules = filters.apply(also=touched)
     if request.method == "POST":
         form = HealthRuleForm(request.POST)
         done = None
@@ -314,7 +310,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         "limits": f"1 to {health_verbs.MOST_REPEATS:,} events, within 1 s to {words_of(health_verbs.LONGEST_WINDOW)}",
         "rows": [
             (_as_typed(rule, request.POST) if rule.code == refused.get("code") else (rule, words_of(rule.window_seconds)))
-            for rule in sorted(rules, key=_code_order)
+            for rule in rules
         ],
         "filters": filters,
         "actions": ACTIONS,
@@ -329,9 +325,3 @@ def _as_typed(rule: HealthRule, given: QueryDict) -> tuple[HealthRule, str]:
     for name in ("action", "repeats", "counts"):
         setattr(rule, name, given.get(name, ""))
     return rule, given.get("window_seconds", "")[:60]
-
-
-def _code_order(rule: HealthRule) -> tuple[str, int, str]:
-    """By kind, and numbers as numbers: xid:8 before xid:13 before xid:100."""
-    kind, _, which = rule.code.partition(":")
-    return kind, int(which) if which.isdecimal() else 0, which

@@ -3,11 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from portal.wording.facts import Facts
 from portal.wording.phrases import Numbers, gpu_list, moment, parsed, window
+
+
+@dataclass(frozen=True)
+class HostVerb:
+    """What a verb on a host does, for who is about to do it; and what is so once it is done, of the host's name."""
+
+    text: str
+    done: str
+
+
+VERBS = {
+    "cordon": HostVerb(
+        "Nothing new starts on it. What runs goes on to its end.",
+        "{} is cordoned: nothing new starts on it.",
+    ),
+    "drain": HostVerb(
+        "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on elsewhere; "
+        "the rest runs to its end.",
+        "{} is draining: nothing new starts on it.",
+    ),
+    "return": HostVerb(
+        "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
+        "{} is back in service.",
+    ),
+    "off": HostVerb(
+        "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs may be put "
+        "into another machine. Say so only of a machine that you have seen off or had power-cycled: one that is only cut off "
+        "may still compute, and two would write the same files.",
+        "{} counts as powered off. Its work starts elsewhere.",
+    ),
+    "revoke": HostVerb(
+        "Its agent is cut off at once and told no more. What runs there stops when its lease ends, and starts elsewhere "
+        "after that. It joins again with a new join token.",
+        "{} is cut off: its credential is revoked. It joins again with a new token.",
+    ),
+    "maintenance": HostVerb(
+        "Nothing is planned into the window. Work that can't end before it does not start there. What still runs there shortly "
+        "before it begins is told to go, with notice and grace, also work that can't be preempted.",
+        "{} is away in the window: nothing is planned into it.",
+    ),
+}
+# What becomes of work on a host by a verb.
+HAPPENS = {
+    "runs_on": "runs on",
+    "leaves": "leaves",
+    "moves": "checkpoints, then starts elsewhere at once",
+    "moves_and_waits": "checkpoints, then waits for room",
+    "runs_to_end": "runs to its end: it can't be preempted",
+    "lease": "stops when its lease ends",
+    "lost": "counts as lost, starts elsewhere",
+    "before": "ends before the window",
+    "moved_before": "is told to go in time for the window, unless it has ended",
+}
+
+
+def what_happens(happens: str, begins_anew: bool = False) -> str:
+    """One of HAPPENS in words."""
+    anew = " – in another home folder: it does not find the checkpoint and begins anew" if begins_anew else ""
+    return f"{HAPPENS[happens]}{anew}"
+
 
 # What people did to a host that is no change of its states: verb of the audit record to words.
 HOST_DEEDS: dict[str, Callable[[Facts], str]] = {

@@ -6,6 +6,7 @@ answers a bool says whether it changed anything; what the world does not allow r
 
 from scheduler.dependencies import never_met
 from scheduler.services.agents import (
+    TOKEN_LIFE,
     Credential,
     challenge_for_old,
     due_challenge,
@@ -22,6 +23,7 @@ from scheduler.services.gates import close_budget_gate, open_budget_gate
 from scheduler.services.hosts import (
     add_host,
     cancel_maintenance,
+    check_maintenance,
     cordon_host,
     drain_host,
     quarantine_gpu,
@@ -61,6 +63,7 @@ from scheduler.services.workloads import (
 )
 
 __all__ = [
+    "TOKEN_LIFE",
     "Credential",
     "Never",
     "Refused",
@@ -73,6 +76,7 @@ __all__ = [
     "change_quota",
     "change_reservation",
     "check_change",
+    "check_maintenance",
     "check_window",
     "check_windows",
     "close_budget_gate",

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any, cast
+
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, slug_field
+from portal.models import AuditEvent
+from portal.selectors import host_events
+from portal.selectors.hosts import state_of
+from portal.wording.host_texts import HAPPENS, VERBS
 from scheduler.isolation import LEVELS, lacking
 from scheduler.models import Host
 from scheduler.states import AdminState, LeaseState, RepairState
 from telemetry.models import HealthRule
+
+STATES = sorted({"ready", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"})
 
 
 class ModelShape(Ser):
@@ -57,8 +66,37 @@ class HostShape(Ser):
     admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
     repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
     state_reason = serializers.CharField()
+    state = serializers.SerializerMethodField(help_text="the one of all of these that matters most now")
+    revoked_at = serializers.SerializerMethodField(help_text="when its agent's credential was revoked; null: it was not")
+    revoked_why = serializers.SerializerMethodField()
     last_sync_at = serializers.DateTimeField(allow_null=True)
     gpus = serializers.SerializerMethodField()
+
+    @extend_schema_field(serializers.ChoiceField(choices=STATES))
+    def get_state(self, host: Host) -> str:
+        """As the pages show it."""
+        return "revoked" if self._revoked(host) else state_of(host)
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_revoked_at(self, host: Host) -> datetime | None:
+        """Until it has joined again."""
+        deed = self._revoked(host)
+        return deed.at if deed else None
+
+    def get_revoked_why(self, host: Host) -> str:
+        """As the one who did it said."""
+        deed = self._revoked(host)
+        return deed.why if deed else ""
+
+    def _revoked(self, host: Host) -> AuditEvent | None:
+        """Asks once per answer, and not at all where every host has a credential."""
+        if host.credential_hash:
+            return None
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "revoked" not in context:
+            context["revoked"] = host_events.revocations()
+        found: dict[int, AuditEvent] = context["revoked"]
+        return found.get(host.pk)
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=LEVELS)))
     def get_isolation_lacking(self, host: Host) -> list[str]:
@@ -88,7 +126,10 @@ class HostWish(Strict):
 
 class JoinShape(Ser):
     host = serializers.CharField()
-    token = serializers.CharField(help_text="Shown this once; good for one agent within 15 minutes.")
+    token = serializers.CharField(help_text="Shown this once; good for one agent.")
+    good_until = serializers.DateTimeField()
+    command = serializers.CharField(help_text="to paste on the machine, where the agent is installed as a service")
+    checkout_command = serializers.CharField(help_text="the same in a checkout of gpupool, to try it")
 
 
 class ReasonWish(Strict):
@@ -102,27 +143,118 @@ class MaintenanceWish(Strict):
 
 
 class MaintenanceShape(Ser):
+    id = serializers.IntegerField(source="pk")
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     reason = serializers.CharField()
+
+
+class HostVerbTry(Strict):
+    verb = serializers.ChoiceField(choices=list(VERBS))
+    start = serializers.DateTimeField(required=False, help_text="of maintenance")
+    end = serializers.DateTimeField(required=False, help_text="of maintenance")
+
+
+class TouchedShape(Ser):
+    id = serializers.UUIDField(source="workload.public_id")
+    kind = serializers.CharField(source="workload.kind")
+    name = serializers.CharField(source="workload.name")
+    team = serializers.CharField(source="workload.project.team.slug")
+    owner = serializers.CharField(source="workload.owner.username")
+    happens = serializers.ChoiceField(choices=list(HAPPENS.items()))
+    begins_anew = serializers.BooleanField(help_text="where it goes are other homes: it does not find its checkpoint")
+    words = serializers.CharField(help_text="what happens to it")
+    by = serializers.DateTimeField(allow_null=True, help_text="gone or over by then at the latest; null: at once")
+
+
+class TouchedReservationShape(Ser):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    team = serializers.CharField(source="project.team.slug")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class HostEffectShape(Ser):
+    verb = serializers.ChoiceField(choices=list(VERBS))
+    text = serializers.CharField(help_text="what the verb does")
+    gpus = serializers.IntegerField(allow_null=True, help_text="leave the pool, or come back; null: none does")
+    work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
+    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs: they get others")
+    unkept = TouchedReservationShape(
+        many=True, allow_null=True, help_text="to come, could not be kept without it; null: the verb does not say"
+    )
+    last_end = serializers.DateTimeField(allow_null=True, help_text="when nothing of now runs there any more at the latest")
+
+
+class ChangedHostShape(HostShape):
+    said = serializers.CharField(help_text="what is so now, in words")
+    still_there = TouchedShape(many=True, help_text="work on it now, the soonest gone first")
+
+
+class MadeMaintenanceShape(Ser):
+    id = serializers.IntegerField(source="window.pk")
+    start = serializers.DateTimeField(source="window.start")
+    end = serializers.DateTimeField(source="window.end")
+    reason = serializers.CharField(source="window.reason")
+    work = TouchedShape(many=True, help_text="on it now, and what the window does to it")
+    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs in that time: they get others")
+
+
+class RuleDoesShape(Ser):
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = serializers.IntegerField()
+    window_seconds = serializers.IntegerField()
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices)
 
 
 class HealthRuleShape(Ser):
     code = serializers.CharField()
     meaning = serializers.CharField()
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
-    repeats = serializers.IntegerField()
+    repeats = serializers.IntegerField(help_text="acts at so many within the window")
     window_seconds = serializers.IntegerField()
     counts = serializers.ChoiceField(
         choices=HealthRule.Counts.choices,
         help_text="people: a program can bring it about, so those of one person's work count as one",
     )
-    source = serializers.CharField()  # type: ignore[assignment]
+    source = serializers.CharField(help_text="who recommends it")  # type: ignore[assignment]
     elsewhere = serializers.CharField(help_text="where others do something else, and their source")
+    origin = serializers.ChoiceField(
+        choices=HealthRule.Origin.choices, help_text="default: as it began; changed, or added, by an operator"
+    )
+    default = serializers.SerializerMethodField(help_text="what it is put back to; null: an operator added it")
+
+    @extend_schema_field(RuleDoesShape(allow_null=True))
+    def get_default(self, rule: HealthRule) -> dict[str, object] | None:
+        """As it began."""
+        if rule.origin == HealthRule.Origin.ADDED:
+            return None
+        return dict(zip(("action", "repeats", "window_seconds", "counts"), rule.default, strict=True))
+
+
+class HealthRuleQuery(PageQuery):
+    find = serializers.CharField(max_length=80, required=False, help_text="words of its code or meaning")
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
+    changed = serializers.BooleanField(required=False, default=False, help_text="only what operators changed or added")
 
 
 class HealthRuleWish(Strict):
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
+    repeats = count_field(1, required=False)
+    window_seconds = count_field(1, required=False)
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class NewHealthRuleWish(Strict):
+    code = serializers.CharField(max_length=40, help_text="xid:171, ecc:double_bit")
+    meaning = serializers.CharField(max_length=200)
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
-    repeats = count_field(1)
-    window_seconds = count_field(1)
-    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False, help_text="left out: as it was")
+    repeats = count_field(1, required=False, help_text="1 unless given")
+    window_seconds = count_field(1, required=False, help_text="an hour unless given")
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False, help_text="events unless given")
+    source = serializers.CharField(  # type: ignore[assignment]
+        max_length=200, required=False, allow_blank=True, help_text="who recommends it"
+    )
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")

@@ -328,7 +328,7 @@ def test_an_operator_manages_hosts_and_others_only_see_them(today_world: World, 
     assert member.get("/api/v1/hosts/").json()["count"] == 3
     assert member.get("/api/v1/hosts/delta/").status_code == 404
     assert member.post("/api/v1/hosts/alpha/cordon/", {"why": "x"}).status_code == 403
-    assert operator.get("/api/v1/hosts/alpha/drain-effect/").json()["gpus"] == 8
+    assert operator.post("/api/v1/hosts/alpha/preview/", {"verb": "drain"}).json()["gpus"] == 8
     assert operator.post("/api/v1/hosts/alpha/cordon/", {"why": "a fan"}).json()["admin_state"] == "cordoned"
     assert operator.post("/api/v1/hosts/alpha/cordon/", {}).status_code == 409
     assert operator.post("/api/v1/hosts/alpha/return/", {}).json()["admin_state"] == "in_service"

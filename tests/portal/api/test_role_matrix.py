@@ -63,7 +63,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "hosts/"): ({}, ALL),
     ("POST", "hosts/"): ({"pool": "shared", "name": "new"}, OPERATORS_MAKE),
     ("GET", "hosts/{name}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
-    ("GET", "hosts/{name}/drain-effect/"): ({}, OPERATORS),
+    ("POST", "hosts/{name}/preview/"): ({"verb": "drain"}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/cordon/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/drain/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/return/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
@@ -84,6 +84,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "pools/{slug}/repair-policy/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "pools/{slug}/repair-policy/"): ({"stray_action": "end"}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "health-rules/"): ({}, ALL),
+    ("POST", "health-rules/"): ({"code": "xid:999", "meaning": "x", "action": "note"}, OPERATORS_MAKE),
+    ("GET", "health-rules/{code}/"): ({}, ALL),
+    ("POST", "health-rules/{code}/reset/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),  # it is as it began
+    ("POST", "health-rules/{code}/remove/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),  # it came with the table
     ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
     ("GET", "volumes/"): ({}, ALL),
     ("GET", "environments/"): ({}, ALL),

@@ -11,7 +11,8 @@ from django.db.utils import DatabaseError
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Organisation, User
-from portal.services import health, hosts, money, people, pools, workloads
+from portal.selectors import health_rules
+from portal.services import health, host_effects, hosts, money, people, pools, workloads
 from portal.sign_out import ACCESS_CHANNEL
 from scheduler import nudge
 from scheduler.core.model import SLOTS_PER_GPU
@@ -136,7 +137,7 @@ def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> No
 
 def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
     alpha = world.hosts["alpha"]
-    assert hosts.effect_of_drain(alpha, world.now)["gpus"] == 8
+    assert host_effects.effect(alpha, "drain", world.now).gpus == 8
     hosts.cordon_host(actor=world.operator, host=alpha, why="a fan", now=world.now)
     assert (alpha.admin_state, alpha.state_reason) == ("cordoned", "a fan")
     with pytest.raises(Conflict, match="cordoned"):
@@ -235,6 +236,68 @@ def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
         health.set_health_rule(
             actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now
         )
+    rule = health.set_health_rule(actor=world.operator, code=rule.code, action="warn", now=world.now)
+    assert (rule.action, rule.repeats, rule.window_seconds, rule.counts) == ("warn", 2, 60, "people"), "the rest stays"
+    for code in ("xid:9999", "\0", "", "\ud800", None):
+        with pytest.raises(Invalid, match="allowed: a code that has a rule"):
+            health.set_health_rule(actor=world.operator, code=code, action="warn", now=world.now)
+    with pytest.raises(Invalid, match="nothing to change is given"):
+        health.set_health_rule(actor=world.operator, code=rule.code, now=world.now)
+
+
+def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) -> None:
+    """The migrations wrote both: what is done, and what it is put back to."""
+    assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
+    assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
+    assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
+    given: dict[str, Any] = {"actor": world.operator, "code": "xid:109", "now": world.now}
+    with pytest.raises(Conflict, match="is as it began"):
+        health.reset_health_rule(**given)
+    for change in ({"action": "warn"}, {"repeats": 4}, {"window_seconds": 60}, {"counts": "events"}):
+        assert health.set_health_rule(**given, **change).origin == "changed"
+        assert [rule.code for rule in health_rules.rules(changed=True)] == ["xid:109"]
+        assert health.reset_health_rule(**given, why="it was wrong").origin == "default"
+    kept = AuditEvent.objects.filter(verb="reset_health_rule").latest("pk")
+    assert (kept.target_name, kept.why, kept.before, kept.after) == (
+        "xid:109", "it was wrong",
+        {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "events"},
+        {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "people"},
+    )  # fmt: skip
+
+
+def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(world: World) -> None:
+    given: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
+    made = health.add_health_rule(**given, meaning="seen twice before a board died", action="warn")
+    assert (made.origin, made.repeats, made.counts, made.source) == ("added", 1, "events", "this organisation")
+    assert [rule.code for rule in health_rules.rules(changed=True)] == ["xid:999"]
+    with pytest.raises(Conflict, match="it has a rule already"):
+        health.add_health_rule(**given, meaning="x", action="warn")
+    with pytest.raises(Conflict, match="nothing to go back to"):
+        health.reset_health_rule(**given)
+    for code in ("xid", "xid:01", "xid:99999", "XID:7", "xdi:7", "stray:process", "breaker:more", "xid:1\n", 7):
+        with pytest.raises(Invalid, match="code is .*; allowed: xid: and a number"):
+            health.add_health_rule(**given | {"code": code}, meaning="x", action="warn")
+    with pytest.raises(Invalid) as all_of_it:
+        health.add_health_rule(**given | {"code": "xid:998"}, meaning="", action="explode", repeats=0, window_seconds=0)
+    assert set(all_of_it.value.fields) == {"meaning", "action", "repeats", "window_seconds"}
+    health.remove_health_rule(**given)
+    assert not HealthRule.objects.filter(code="xid:999").exists()
+    assert AuditEvent.objects.get(verb="remove_health_rule").before["meaning"] == "seen twice before a board died"
+    with pytest.raises(Conflict, match="came with the table and stays"):
+        health.remove_health_rule(**given | {"code": "xid:79"})
+    assert HealthRule.objects.filter(code="xid:79").exists()
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor"])
+def test_only_an_operator_changes_what_is_done_about_events(world: World, who: str) -> None:
+    given: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
+    for verb, more in (
+        (health.set_health_rule, {"action": "note"}), (health.reset_health_rule, {}), (health.remove_health_rule, {}),
+        (health.add_health_rule, {"code": "xid:999", "meaning": "x", "action": "note"}),
+    ):  # fmt: skip
+        with pytest.raises(NotAllowed):
+            verb(**given | more)  # type: ignore[operator]
+    assert not AuditEvent.objects.filter(verb__contains="health_rule").exists()
 
 
 @pytest.mark.parametrize("statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"])

@@ -1,0 +1,158 @@
+"""What a verb on a host touches, said before it is done: whose work, until when, which reservations. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import User
+from portal.selectors import hosts as reads
+from portal.services.hosts import overlap, refused_change, window_of
+from portal.validation import Checks
+from portal.wording import host_texts
+from scheduler import leases, selectors
+from scheduler import services as engine
+from scheduler.core.explain import Moved
+from scheduler.models import Host, Reservation, Workload
+from scheduler.states import ReservationState
+
+PLANNED = ("cordon", "drain", "revoke")  # what takes the host from the planner: it says what could not be kept
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Work on a host. ``happens``: one of ``host_texts.HAPPENS``. ``by``: gone or over by then at the latest; None: at once."""
+
+    workload: Workload
+    happens: str
+    by: datetime | None
+    begins_anew: bool = False
+
+    @property
+    def words(self) -> str:
+        return host_texts.what_happens(self.happens, self.begins_anew)
+
+
+@dataclass(frozen=True)
+class HostEffect:
+    """``gpus`` leave the pool, or come back to it with "return"; None: none does either. ``reservations`` are active and bound to
+    its GPUs; ``unkept`` are to come, can be kept now and could not be without it (None: not asked). ``last_end``: when nothing of
+    now runs there any more at the latest (None: nothing does, or the verb ends it)."""
+
+    verb: str
+    host: Host
+    gpus: int | None
+    work: list[Touched]
+    reservations: list[Reservation] = field(default_factory=list)
+    unkept: list[Reservation] | None = None
+
+    @property
+    def last_end(self) -> datetime | None:
+        if self.verb in ("revoke", "off", "maintenance"):
+            return None
+        return max((row.by for row in self.work if row.by), default=None)
+
+    @property
+    def text(self) -> str:
+        """What the verb does, in words."""
+        return host_texts.VERBS[self.verb].text
+
+
+def preview(
+    *, actor: User, host: Host, verb: Any, now: datetime, start: datetime | None = None, end: datetime | None = None
+) -> HostEffect:
+    """What a verb would touch, where it would be done. ``start`` and ``end`` are of a maintenance window.
+
+    Raises Invalid, NotAllowed, Conflict as the verb itself.
+    """
+    policy.require(actor, "host.change")
+    checks = Checks()
+    name = checks.choice("verb", verb, list(host_texts.VERBS))
+    checks.done()
+    if name == "maintenance":
+        first, last = window_of(start, end, now)
+        try:
+            engine.check_maintenance(host, start=first, end=last)
+        except engine.Refused as refused:
+            raise overlap(refused.numbers) from None
+        return effect(host, name, now, first, last)
+    if not_now := refused_change(host, name, now):
+        raise Conflict(not_now)
+    return effect(host, name, now)
+
+
+def effect(
+    host: Host, verb: str, now: datetime, start: datetime | None = None, end: datetime | None = None
+) -> HostEffect:
+    """What a verb (one of ``host_texts.VERBS``) touches, whether it would be refused or not. Its pool is loaded."""
+    gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
+    if verb == "maintenance" and start is not None and end is not None:
+        return HostEffect(verb, host, gpus, _of_window(host, start, now), _bound(host, start, end))
+    if verb in PLANNED:
+        found = selectors.drain_effect(host, now)
+        rows = Reservation.objects.select_related("project__team")
+        held = list(rows.filter(pk__in=found.reservations).order_by("end", "pk"))
+        unkept = list(rows.filter(pk__in=found.unkept).order_by("start", "pk"))
+        moved = {each.workload: each for each in found.moved}
+        return HostEffect(verb, host, gpus, touched_work(host, verb, now, moved), held, unkept)
+    return HostEffect(verb, host, gpus, touched_work(host, verb, now))
+
+
+def touched_work(host: Host, verb: str, now: datetime, moved: Mapping[int, Moved] | None = None) -> list[Touched]:
+    """The work on a host and what a verb does, or did, to each: the soonest gone first. ``moved``: what the planner says of it."""
+    of_verb = _OF_VERB.get(verb, _stays)
+    return _sorted([of_verb(host, row, now, moved or {}) for row in reads.still_there(host, now)])
+
+
+def _sorted(rows: list[Touched]) -> list[Touched]:
+    return sorted(rows, key=lambda row: (row.by.timestamp() if row.by else 0.0, row.workload.pk))
+
+
+def _stays(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
+    return Touched(row.workload, "leaves" if row.leaves else "runs_on", row.by)
+
+
+def _drained(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
+    if not row.workload.preemptible and not row.leaves:
+        return Touched(row.workload, "runs_to_end", row.by)
+    plan = moved.get(row.workload.pk)
+    notice = now + timedelta(seconds=host.pool.notice_seconds + host.pool.grace_seconds)
+    happens = "leaves" if plan is None else "moves" if plan.placement else "moves_and_waits"
+    return Touched(row.workload, happens, row.by if row.leaves else min(row.by, notice), plan is not None and plan.begins_anew)
+
+
+def _with_lease(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
+    heard = host.last_sync_at or now
+    return Touched(row.workload, "lease", heard + timedelta(seconds=leases.silent_after([host])[host.pk]))
+
+
+def _lost(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
+    return Touched(row.workload, "lost", None)
+
+
+_OF_VERB: dict[str, Callable[[Host, reads.StillThere, datetime, Mapping[int, Moved]], Touched]] = {
+    "drain": _drained,
+    "revoke": _with_lease,
+    "off": _lost,
+}
+
+
+def _of_window(host: Host, start: datetime, now: datetime) -> list[Touched]:
+    """All that still runs there when the window is near gets its notice in time for its start."""
+    return _sorted(
+        [
+            Touched(row.workload, "before" if row.by <= start else "moved_before", min(row.by, max(start, now)))
+            for row in reads.still_there(host, now)
+        ]
+    )
+
+
+def _bound(host: Host, start: datetime, end: datetime) -> list[Reservation]:
+    found = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, start__lt=end, end__gt=start, bound_units__unit__gpu__host=host
+    )
+    return list(found.select_related("project__team").distinct().order_by("end", "pk"))
