@@ -18,10 +18,11 @@ from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import F, Q
 
-from scheduler import commands, estimates, locks, nudge
+from scheduler import commands, estimates, locks, nudge, open_hosts
 from scheduler.core.model import Binding, Eviction, Numbers, Placement, Plan, Refusal, Running, Snapshot
+from scheduler.core.reasons import Code
 from scheduler.decayed_use import bring_forward
-from scheduler.isolation import is_weaker
+from scheduler.isolation import Isolation
 from scheduler.models import (
     Allocation,
     BoundUnit,
@@ -39,7 +40,6 @@ from scheduler.states import (
     RepairState,
     ReservationState,
     WorkloadState,
-    accepts_work,
     change_state,
     change_states,
 )
@@ -307,13 +307,10 @@ class _Applier:
             if unit.gpu.repair_state != RepairState.WELL:
                 return f"GPU {unit.gpu_id} is {unit.gpu.repair_state}"
             host = unit.gpu.host
-            if not accepts_work(host.lease_state, host.admin_state, host.repair_state):
-                return f"host {host.name} takes no new work"
-            if host.disk_full:
-                return f"the disk of host {host.name} is full"
             pool = self.pools.get(host.pool_id)
-            if pool is not None and is_weaker(host.isolation_level, pool.isolation):
-                return f"host {host.name} keeps workloads less apart than its pool demands"
+            closed = open_hosts.why_closed(host, pool.isolation if pool else Isolation.NONE)
+            if closed:
+                return CLOSED.get(closed, "host {} takes no new work").format(host.name)
         return ""
 
     def _start(self, placements: Sequence[Placement], at: datetime | None = None) -> list[Run]:
@@ -457,6 +454,10 @@ class _Applier:
         nudge.pages(*self.topics)
 
 
+CLOSED: dict[str, str] = {
+    Code.HOST_FULL: "the disk of host {} is full",
+    Code.ISOLATION_TOO_WEAK: "host {} keeps workloads less apart than its pool demands",
+}
 EVICTABLE = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING)
 GOES_ALREADY = "it does not run any more, or goes already"
 

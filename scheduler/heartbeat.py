@@ -78,7 +78,7 @@ def _trust_again(host_id: int, now: datetime) -> None:
     """It had been quiet for a little longer than it should. After a moment in which the servers were slow this is most hosts."""
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
-        if host.lease_state == LeaseState.SUSPECT:
+        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile
             reconcile.renew_lease(host, {}, now)
 
 

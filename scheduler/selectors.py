@@ -9,35 +9,21 @@ from datetime import UTC, datetime, timedelta
 
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
-from scheduler import one_answer, snapshot
+from scheduler import one_answer, open_hosts, snapshot
 from scheduler.core import explain, model, timeline
 from scheduler.core.ordering import Part, Turn
-from scheduler.isolation import is_weaker, keeps_apart_enough
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
-from scheduler.states import AdminState, LeaseState, RepairState, ReservationState, accepts_work
+from scheduler.states import RepairState, ReservationState
 
 SLOTS = F("slots__endswith") - F("slots__startswith")
 
 
 def is_free(now: datetime) -> Q:
-    """Of units: could be given to somebody at this moment: well, in service on a host that keeps workloads apart as its pool
-    demands and whose disk has room, held by nobody and bound to no reservation."""
+    """Of units: could be given to somebody at this moment: well, on a host that takes new work, held by nobody and bound to no
+    reservation."""
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
-    in_service = Q(
-        gpu__repair_state=RepairState.WELL,
-        gpu__host__lease_state=LeaseState.ALIVE,
-        gpu__host__admin_state=AdminState.IN_SERVICE,
-        gpu__host__repair_state=RepairState.WELL,
-        gpu__host__disk_full=False,
-    )
-    return ~Exists(held) & ~Exists(bound) & in_service & keeps_apart_enough("gpu__host")
-
-
-def takes_new_work(host: Host) -> bool:
-    """What ``is_free`` asks of a unit's host, of one that is loaded with its pool."""
-    is_open = accepts_work(host.lease_state, host.admin_state, host.repair_state)
-    return is_open and not host.disk_full and not is_weaker(host.isolation_level, host.pool.isolation)
+    return ~Exists(held) & ~Exists(bound) & Q(gpu__repair_state=RepairState.WELL) & open_hosts.open_at("gpu__host")
 
 
 def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:

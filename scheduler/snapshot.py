@@ -21,13 +21,12 @@ from django.db import connection, transaction
 from django.db.models import F, Min, QuerySet, Sum
 from django.db.models.expressions import Combinable, RawSQL
 
-from scheduler import dependencies
+from scheduler import dependencies, open_hosts
 from scheduler.commands import LIVE
 from scheduler.core import model
 from scheduler.core.fairshare import decayed
 from scheduler.core.reasons import Code
 from scheduler.garbage import without_collecting
-from scheduler.isolation import is_weaker
 from scheduler.models import (
     Allocation,
     AskFields,
@@ -43,7 +42,7 @@ from scheduler.models import (
     Team,
     Workload,
 )
-from scheduler.states import PROMISED, TOLD_TO_GO, AdminState, WorkloadState, accepts_work
+from scheduler.states import PROMISED, TOLD_TO_GO, WorkloadState
 
 QUERIES = 14
 ASK_COLUMNS = (
@@ -483,13 +482,8 @@ HOST_COLUMNS = (
     "labels",
     "cpu_milli",
     "memory_mib",
-    "lease_state",
-    "admin_state",
-    "repair_state",
-    "isolation_level",
-    "pool__isolation",
-    "disk_full",
     "storage_id",
+    *open_hosts.COLUMNS,
 )
 # The fields of model.Unit in their order, and whether it is retired. By hand: 16,000 rows through the ORM take four times as long.
 UNITS = """
@@ -578,16 +572,10 @@ def _quota(
 
 
 def _host(
-    pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, lease: str, admin: str, repair: str,
-    isolation: str, demanded: str, disk_full: bool, storage: int | None,
-) -> model.Host:  # fmt: skip
-    open_ = accepts_work(lease, admin, repair)
-    code = Code.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else Code.HOST_CLOSED
-    if open_ and is_weaker(isolation, demanded):
-        open_, code = False, Code.ISOLATION_TOO_WEAK
-    if open_ and disk_full:
-        open_, code = False, Code.HOST_FULL
-    return model.Host(pk, name, pool, _pairs(labels), cpu, memory, open_, "" if open_ else str(code), storage)
+    pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, storage: int | None, *states: Any
+) -> model.Host:
+    closed = open_hosts.code_of(*states)
+    return model.Host(pk, name, pool, _pairs(labels), cpu, memory, not closed, closed, storage)
 
 
 def _reservation(row: Reservation, units: list[int]) -> model.Reservation:

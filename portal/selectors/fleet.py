@@ -12,7 +12,7 @@ from django.db.models import Count, Q
 from portal import policy
 from portal.models import User
 from portal.selectors.hosts import RECENT, state_of
-from scheduler import selectors as engine
+from scheduler import open_hosts
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
 from scheduler.states import LeaseState, RepairState
 from telemetry.health import in_words
@@ -131,7 +131,7 @@ def fleet(viewer: User, now: datetime, pool_slug: str = "") -> list[ModelGroup]:
 
 
 def _cell(gpu: Gpu, host: Host) -> Cell:
-    away = not engine.takes_new_work(host)
+    away = not open_hosts.takes_new_work(host)
     return Cell(gpu, away=away, unwell=gpu.repair_state != RepairState.WELL or host.repair_state != RepairState.WELL)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from portal import policy
 from portal.models import User
-from scheduler import selectors as engine
+from scheduler import open_hosts
 from scheduler.commands import LIVE
 from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, Host, Unit, Workload
@@ -37,7 +37,7 @@ def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
     """Every unit of a host in order: unit, gpu, its last reading (None when none of the last minute), who holds it.
 
     ``holder`` is the workload where the viewer may see it; ``held`` says whether anybody holds it, ``team`` whose it is then;
-    ``takes_work``: it is well, and its host takes new work and has a credential. Its pool is loaded.
+    ``takes_work``: it is well, and its host takes new work. Its pool is loaded.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -50,7 +50,7 @@ def units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
     bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related("reservation__project__team")
     reserved = {b.unit_id: b.reservation for b in bound}
     readings = last_samples([row.pk for row in rows], now)
-    is_open = bool(host.credential_hash) and engine.takes_new_work(host)
+    is_open = open_hosts.takes_new_work(host)
     return [_unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen, is_open) for row in rows]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
-from scheduler import agent_api, engine, services
+from scheduler import agent_api, engine, heartbeat, services
 from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -153,3 +153,12 @@ def test_a_run_that_was_placed_or_missed_meanwhile_goes_the_whole_way(world: Wor
     assert Run.objects.filter(host=agent.host, state="placed").exists()
     assert short_way(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
+
+
+def test_a_late_host_that_was_revoked_meanwhile_is_not_trusted_again(world: World) -> None:
+    """Its renewal was written, and before it is trusted for it an operator takes its credential away."""
+    host = world.hosts["alpha"]
+    for credential, trusted in (("", "suspect"), (host.credential_hash, "alive")):
+        Host.objects.filter(pk=host.pk).update(lease_state="suspect", credential_hash=credential)
+        heartbeat._trust_again(host.pk, world.now)
+        assert Host.objects.get(pk=host.pk).lease_state == trusted

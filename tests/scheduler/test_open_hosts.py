@@ -1,0 +1,140 @@
+"""Whoever asks whether a host takes new work gets the same answer: the snapshot, the check under lock, counts of what is free."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import itertools
+from collections.abc import Callable
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import NumericRange
+
+from portal.selectors import fleet, hosts
+from scheduler import clock, engine, open_hosts, selectors, services, snapshot
+from scheduler.apply import apply
+from scheduler.attestation import attest_off
+from scheduler.core.model import SLOTS_PER_GPU, Placement
+from scheduler.core.planner import plan
+from scheduler.isolation import LEVELS
+from scheduler.models import Gpu, Host, Pool, Unit
+from scheduler.states import AdminState, LeaseState, RepairState
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import H100, World
+
+HOUR = dt.timedelta(hours=1)
+
+
+def set_(**columns: object) -> Callable[[World, Host], object]:
+    return lambda world, host: Host.objects.filter(pk=host.pk).update(**columns)
+
+
+def maintenance(world: World, host: Host) -> None:
+    services.set_maintenance(host, start=world.now, end=world.now + HOUR, reason="fans", now=world.now)
+    clock.maintenance_clock(world.now)
+
+
+def off(world: World, host: Host) -> None:
+    Host.objects.filter(pk=host.pk).update(last_sync_at=world.now - HOUR)
+    assert attest_off(Host.objects.get(pk=host.pk), reason="seen", now=world.now)
+
+
+def revoked(world: World, host: Host) -> None:
+    assert services.revoke_credential(Host.objects.get(pk=host.pk), now=world.now)
+
+
+# How a host comes to be closed, and the code that who waits for it is told.
+CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
+    "cordoned": (lambda world, host: services.cordon_host(host, reason="fan", now=world.now), "host_closed"),
+    "draining": (lambda world, host: services.drain_host(host, reason="fan", now=world.now), "host_closed"),
+    "quarantined": (lambda world, host: services.quarantine_host(host, reason="fan", now=world.now), "host_closed"),
+    "being diagnosed": (set_(repair_state=RepairState.DIAGNOSING), "host_closed"),
+    "out": (set_(repair_state=RepairState.OUT), "host_closed"),
+    "tripped": (lambda world, host: services.trip_host(host, reason="fan", now=world.now), "host_closed"),
+    "in maintenance": (maintenance, "held_for_maintenance"),
+    "never heard of": (set_(lease_state=LeaseState.JOINING), "host_closed"),
+    "one renewal late": (set_(lease_state=LeaseState.SUSPECT), "host_closed"),
+    "silent": (set_(lease_state=LeaseState.SILENT), "host_closed"),
+    "counted as off": (off, "host_closed"),
+    "revoked": (revoked, "host_closed"),
+    "with a full disk": (set_(disk_full=True), "host_full"),
+    "too weak": (lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"), "isolation_too_weak"),
+}
+
+
+def answers(world: World, host: Host) -> dict[str, bool]:
+    """Does it take new work? Everybody's answer by name."""
+    fresh = Host.objects.select_related("pool").get(pk=host.pk)
+    row = next(row for row in snapshot.take(None, world.now).hosts if row.id == host.pk)
+    assert row.accepts == (not row.closed_code)
+    cells = [cell for group in fleet.fleet(world.operator, world.now) for each in group.hosts for cell in each.cells]
+    mine = [cell for cell in cells if cell.gpu.host_id == host.pk]
+    return {
+        "snapshot": row.accepts,
+        "function": open_hosts.takes_new_work(fresh),
+        "condition": selectors.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
+        "fleet": any(not cell.away for cell in mine),
+        "page": any(unit["takes_work"] for unit in hosts.units(world.operator, fresh, world.now)),
+    }
+
+
+def is_placed_on(world: World, host: Host, close: Callable[[World, Host], object]) -> bool:
+    """Is what was planned for the host before it closed accepted?"""
+    engine.cycle("test", world.now)  # takes the lead
+    waiting = job(world, world.vision, 1, world.now)
+    taken = snapshot.take(None, world.now)
+    planned = plan(taken, snapshot.seconds(world.now))
+    meant = next(p for p in planned.placements if p.workload == waiting.pk)
+    unit = Unit.objects.filter(gpu__host=host, allocations__isnull=True).order_by("pk").first()
+    assert unit is not None
+    there = dataclasses.replace(meant, units=(unit.pk,))
+    close(world, host)
+    done = apply(dataclasses.replace(planned, placements=(there,)), taken, world.now)
+    return [p for p in done.accepted if isinstance(p, Placement)] == [there]
+
+
+def test_of_a_host_that_is_open_everybody_says_so(world: World) -> None:
+    assert set(answers(world, world.hosts["beta"]).values()) == {True}
+    assert is_placed_on(world, world.hosts["beta"], lambda world, host: None)
+
+
+@pytest.mark.parametrize("state", CLOSED)
+def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(world: World, state: str) -> None:
+    close, code = CLOSED[state]
+    host = world.hosts["beta"]
+    assert not is_placed_on(world, host, close)
+    assert set(answers(world, host).values()) == {False}
+    assert next(row for row in snapshot.take(None, world.now).hosts if row.id == host.pk).closed_code == code
+
+
+def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
+    """Every combination of what is asked of a host, also those that no way leads to."""
+    now = world.now
+    pools = {
+        level: Pool.objects.create(slug=f"p-{level}", name=level, kind="dynamic", isolation=level, created_at=now)
+        for level in LEVELS
+    }
+    states = itertools.product(LeaseState, AdminState, RepairState, LEVELS, (False, True), LEVELS)
+    made = Host.objects.bulk_create(
+        Host(
+            pool=pools[demanded], name=f"h{number}", lease_state=lease, admin_state=admin, repair_state=repair,
+            isolation_level=level, disk_full=full, created_at=now,
+        )
+        for number, (lease, admin, repair, level, full, demanded) in enumerate(states)
+    )  # fmt: skip
+    gpus = Gpu.objects.bulk_create(
+        Gpu(host=host, index=0, uuid=f"GPU-{host.name}", model=H100, memory_mib=81_559, compute_capability=90, created_at=now)
+        for host in made
+    )
+    Unit.objects.bulk_create(
+        Unit(
+            gpu=gpu, slots=NumericRange(gpu.first_slot, gpu.first_slot + SLOTS_PER_GPU), uuid=gpu.uuid, memory_mib=81_559,
+            created_at=now,
+        )
+        for gpu in gpus
+    )  # fmt: skip
+    free = Unit.objects.filter(selectors.is_free(now), gpu__host__in=made).values_list("gpu__host", flat=True)
+    planned_on = {row.id for row in snapshot.take([pool.pk for pool in pools.values()], now).hosts if row.accepts}
+    by_row = {host.pk for host in made if open_hosts.takes_new_work(host)}
+    assert set(free) == planned_on == by_row
+    assert len(by_row) == 4 + 3 + 2 + 1, "of all these only those that are well, in service, alive and keep apart enough"
