@@ -63,6 +63,7 @@ FORGOTTEN_AT_ONCE = 5_000
 FIRST_LOOK = timedelta(hours=1)
 SOON = timedelta(minutes=15)
 MOVED_AT_LEAST = timedelta(minutes=30)
+FULL_FOR_LONG = timedelta(minutes=10)  # a disk that ended work has filled is emptied sooner
 IDLE_NOTICE = timedelta(minutes=5)  # between the warning of idleness and the stop
 
 
@@ -329,6 +330,17 @@ def _is_as_well(change: HostStateChange, before: HostStateChange) -> bool:
     return (change.lease_state, change.repair_state) == (before.lease_state, before.repair_state)
 
 
+def _full_disks(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators: a host that has been closed by its full disk for so long that nobody seems to be emptying it. Once, until it
+    had room and filled again."""
+    full = Host.objects.filter(
+        disk_full=True, disk_full_since__gt=since - FULL_FOR_LONG, disk_full_since__lte=now - FULL_FOR_LONG
+    )
+    for host in full.order_by("pk"):
+        begun = host.disk_full_since.timestamp() if host.disk_full_since else 0
+        yield Fact("disk_is_full", f"full:{host.pk}:{begun:.0f}", _operators(), {"host": host.name, "since": begun})
+
+
 def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
     """To operators: what the table of hardware events wants somebody to know, of one kind on one GPU once an hour."""
     events = HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now).exclude(
@@ -472,6 +484,7 @@ SOURCES = (
     _approvals_wanted,
     _approvals_decided,
     _host_troubles,
+    _full_disks,
     _hardware_events,
     _diagnostics,
     _geometries,

@@ -168,7 +168,7 @@ def write(host: Host, inventory: Inventory, now: datetime) -> bool:
             gpu = _gpu(host, known[seen.uuid], seen, now)
             applied = _units(gpu, seen, gpu.pk in held, now) and applied
     _add(host, [seen for seen in inventory.gpus if seen.uuid not in known], now)
-    _describe(host, inventory, {"reported": reported, "applied": applied, "digest": short})
+    _describe(host, inventory, {"reported": reported, "applied": applied, "digest": short}, now)
     nudge.engine()
     nudge.pages(nudge.HOSTS)
     return True
@@ -287,7 +287,7 @@ def _return(gpu: Gpu, reason: str, now: datetime) -> None:
         GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=reason, at=now)
 
 
-def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any]) -> None:
+def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any], now: datetime) -> None:
     host.hardware = hardware
     host.cpu_milli, host.memory_mib = (
         max(0, min(inventory.cpu_milli, 2**31 - 1)),
@@ -295,5 +295,6 @@ def _describe(host: Host, inventory: Inventory, hardware: dict[str, Any]) -> Non
     )
     host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
     host.isolation_level, host.disk_full = level_of(hardware["reported"]), inventory.disk_full
-    columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated", "disk_full"]
-    host.save(update_fields=columns)
+    host.disk_full_since = (host.disk_full_since or now) if inventory.disk_full else None
+    columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"]
+    host.save(update_fields=[*columns, "disk_full", "disk_full_since"])

@@ -189,6 +189,7 @@ class Host(models.Model):
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
+    disk_full_since = models.DateTimeField(null=True, blank=True, help_text="since when its agent has said so")
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)
     agent_instance = models.CharField(

@@ -64,6 +64,10 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
         if f.get("off_since")
         else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
     ),
+    "disk_is_full": lambda f: (
+        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. Look what fills it; homes and "
+        "checkpoints belong on a disk of their own, or under a quota."
+    ),
     "hardware_event": lambda f: (
         f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
         f"{f.plain(' (' if f.get('meaning') else '', 'event', after=')' if f.get('meaning') else '') or 'a hardware event'}"

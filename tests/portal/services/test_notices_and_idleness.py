@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from scheduler import services as engine
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
 from telemetry.health import handle_events
 from telemetry.models import Budget, BudgetAlert, HealthEvent, HealthRule
+from tests.fakes import FakeAgent
 from tests.world import H100, World, units_of
 
 MINUTE = timedelta(minutes=1)
@@ -148,6 +150,29 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
     notify.tell(world.now + MINUTE)
     assert kinds(world.operator) == kinds(world.vision.member) == ["host_trouble"]
     assert kinds(world.language.member) == []
+
+
+@pytest.mark.django_db
+def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_had_room(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+
+    def minute(number: float, *, full: bool) -> list[str]:
+        """The agent speaks, somebody looks; what the operator has been told by now."""
+        at = world.now + number * MINUTE
+        agent.inventory = replace(agent.inventory, disk_full=full)
+        agent.sync(at)
+        notify.tell(at)
+        told = Notification.objects.filter(user=world.operator, kind="disk_is_full").order_by("pk")
+        return [notice_texts.notice(row.kind, row.numbers) for row in told]
+
+    assert minute(0, full=True) == minute(9.9, full=True) == []
+    first = minute(10.1, full=True)
+    assert len(first) == 1 and first[0].startswith("alpha has started nothing new since ") and "quota" in first[0]
+    assert minute(11, full=True) == minute(60, full=True) == first
+    assert minute(61, full=False) == minute(62, full=True) == minute(71, full=True) == first
+    assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, "nobody looked for half an hour"
+    assert minute(102, full=False) == minute(103, full=True) == minute(108, full=False) == minute(120, full=False)
+    assert kinds(world.vision.member) == []
 
 
 @pytest.mark.django_db
