@@ -31,7 +31,8 @@
   const axis = (given, ink) => ({
     gridcolor: ink.line, linecolor: ink.strong, zerolinecolor: ink.strong, tickcolor: ink.strong,
     ticks: "outside", ticklen: 4, automargin: true, fixedrange: false, ...given,
-    title: given?.title ? { font: { size: 12, color: ink.faint }, ...(given.title.text ? given.title : { text: given.title }) } : undefined,
+    // With a standoff the margin makes room for the title, too; without it a title could lie beyond the chart.
+    title: given?.title ? { font: { size: 12, color: ink.faint }, standoff: 8, ...(given.title.text ? given.title : { text: given.title }) } : undefined,
   });
   const dress = (layout) => {
     const ink = { text: resolve("ink-soft"), faint: resolve("ink-faint"), line: resolve("line"), strong: resolve("line-strong"),
