@@ -134,7 +134,9 @@ class RunSeen:
     checkpoint_at: float | None = None  # last acknowledged checkpoint
     activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/watch.py
     prolog_failed: bool = False  # with start_failed: the operator's own prolog, which is the host's matter and not the run's
-    host_full: bool = False  # with start_failed: the host's disk takes nothing more, which is not the run's matter either
+    # With start_failed: the host's disk takes nothing more, which is not the run's matter either. With out_of_disk: it was stopped
+    # because that disk ran low and it had taken most of late, not because it went over what one run may take.
+    host_full: bool = False
     saved: bool = False  # it has acknowledged a checkpoint since its notice
     prepared: bool = False  # a member of a gang that could begin here at once, and waits for the others
 

@@ -73,13 +73,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class Stop:
-    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed. ``why``: in words."""
+    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed. ``why``: in words. ``host_full``: it
+    goes because the host's disk ran low."""
 
     run: str
     outcome: str
     grace_seconds: float
     whatever: bool = False
     why: str = ""
+    host_full: bool = False
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ class News:
         notes = self._inventory.notes
         if full:
             notes = [*notes, "The disk is full: nothing new is started here."]
+        if self.state.lacks_tools:
+            why = f"this version's tools could not be laid out ({self.state.lacks_tools})"
+            notes = [*notes, f"Nothing new is started here: {why}. What runs goes on."]
         return Observed(
             version=VERSION,
             agent_version=AGENT_VERSION,

@@ -43,6 +43,7 @@ class Run:
     stop_ordered: bool = False
     stopping: bool = False
     spawned_at: float = 0.0  # CLOCK_BOOTTIME
+    adopted: bool = False  # it was there when this agent started
     step: str = ""
     ready: bool = False
     activity: dict[str, Any] = field(default_factory=dict)

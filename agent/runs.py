@@ -95,6 +95,7 @@ class Runs:
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
         self._claims: dict[str, Claim] = {}
+        self._was_full = False
         self._renewed: set[str] = set()  # what the server named last, and until when that may run
         self._renewed_until = 0.0
         self.take_over(hardware)
@@ -125,7 +126,7 @@ class Runs:
                 shutil.rmtree(folder, ignore_errors=True)  # its start went no further than this
                 continue
             run = Run(
-                folder, about, spawned_at=0.0, log_sent=(read_json(folder / "log_sent.json") or {}).get("offset", 0)
+                folder, about, adopted=True, log_sent=(read_json(folder / "log_sent.json") or {}).get("offset", 0)
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
@@ -194,7 +195,10 @@ class Runs:
         return False
 
     def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
-        run.ended = {**ended, "error": ended.get("error") or _why_stopped(run, ended["outcome"])}
+        told = _why_stopped(run, ended["outcome"])
+        run.ended = {**ended, "error": ended.get("error") or str(told.get("why", ""))}
+        if told.get("host_full"):
+            run.ended["host_full"] = True
         if run.ended["error"]:
             log.warning("run %s ended as %s: %s", run.id, ended["outcome"], run.ended["error"])
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
@@ -269,7 +273,7 @@ class Runs:
         if self.closed:
             await self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
             return False
-        if self.is_full():
+        if self.is_full() or not await self._has_its_tools():
             await self.refuse(wanted, "start_failed", FULL, host_full=True)
             return False
         try:
@@ -304,17 +308,25 @@ class Runs:
             return True
         except (OSError, subprocess.SubprocessError) as error:
             log.error("run %s: could not be started: %s", wanted.run, error)
-            await self._clear_away(wanted.run)
+            await self._clear_away(wanted)
             why = f"could not be started: {getattr(error, 'strerror', None) or error}"
             await self.refuse(wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC)
             return False
         finally:
             held.close()
 
-    async def _clear_away(self, run_id: str) -> None:
-        """What a start that failed has made by the run's mark, which nobody knows any more after it."""
-        run = self.runs.pop(run_id, None)
+    async def _has_its_tools(self) -> bool:
+        """Are the tools of this version there? What could not be laid out on a full disk is laid out as soon as there is room."""
+        if self.state.lacks_tools:
+            await self.through(self.state.lay_out_tools)
+        return not self.state.lacks_tools
+
+    async def _clear_away(self, wanted: RunWanted) -> None:
+        """What a start that failed has made by the run's mark, which nobody knows any more after it. Meanwhile the server hears
+        that the run is here: removing a network may take long."""
+        run = self.runs.pop(wanted.run, None)
         if run is not None:
+            self.waiting[wanted.run] = Waiting(wanted, boottime(), "could not be started: being cleared away", begun=True)
             self.cgroups.remove(run.about["mark"])
             await self.through(lambda: self.network.leave(run.about["mark"]))
 
@@ -376,9 +388,13 @@ class Runs:
         return shutil.disk_usage(self.state.folder).free
 
     def is_full(self) -> bool:
-        """Has that disk too little room left, or room for too few files (0 in all: it makes them as they are needed)?"""
-        files = os.statvfs(self.state.folder)
-        return self.free_bytes() < LEAST_FREE_BYTES or (files.f_files > 0 and files.f_favail < LEAST_FREE_FILES)
+        """Has that disk too little room left, or room for too few files (0 in all: it makes them as they are needed)? Once it had,
+        there is room again above twice as much: what comes and goes at the mark is no news each time."""
+        disk, files = shutil.disk_usage(self.state.folder), os.statvfs(self.state.folder)
+        needed = _room_again(LEAST_FREE_BYTES, disk.total) if self._was_full else LEAST_FREE_BYTES
+        needed_files = _room_again(LEAST_FREE_FILES, files.f_files) if self._was_full else LEAST_FREE_FILES
+        self._was_full = self.free_bytes() < needed or (files.f_files > 0 and files.f_favail < needed_files)
+        return self._was_full
 
     async def _spawn(self, run: Run, wanted: RunWanted, held: locks.HeldLocks, place: tenants.Place) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
@@ -452,6 +468,8 @@ class Runs:
         stop: dict[str, Any] = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
         if order.why:
             stop["why"] = order.why
+        if order.host_full:
+            stop["host_full"] = True
         self._order(run, stop=stop)
         run.stop_ordered = True
 
@@ -474,10 +492,15 @@ class Runs:
                 write_lease(run.folder, until)
 
 
-def _why_stopped(run: Run, outcome: str) -> str:
-    """In the words of the agent that stopped it, where it ended as that; '' else."""
+def _room_again(least: int, total: int) -> int:
+    """How much has to be free on a disk with ``total`` that had less than ``least``; it may be too small for twice that."""
+    return min(2 * least, (least + total) // 2)
+
+
+def _why_stopped(run: Run, outcome: str) -> dict[str, Any]:
+    """What the agent that stopped it said of it, where it ended as that; {} else."""
     with contextlib.suppress(OSError):
-        told = (read_json(run.folder / "order.json") or {}).get("stop") or {}
+        told: dict[str, Any] = (read_json(run.folder / "order.json") or {}).get("stop") or {}
         if told.get("outcome") == outcome:
-            return str(told.get("why", ""))
-    return ""
+            return told
+    return {}

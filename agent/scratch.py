@@ -10,20 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agent import processes
 from agent.hooks import SYSTEM_PATH
 from agent.reconcile import Stop
 from agent.run import Run
 from agent.runs import LEAST_FREE_BYTES, LEAST_FREE_FILES, Runs
+from agent.state import disk_trouble_survived, read_json, write_json
 
 log = logging.getLogger("agent.scratch")
 
@@ -35,6 +39,7 @@ LATE_SECONDS = 300.0  # how often it is kept what each has: "of late" is since b
 MEASURE_SECONDS = 10.0  # for one run: what takes longer to count counts as the largest
 GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
 SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
+STUCK_SECONDS = 30.0  # after its grace: one that does not end keeps nobody else from being stopped
 LOW_SHARE = 0.05  # of the disk: with less room, but not more than this, it runs low
 MOST_LOW_BYTES, MOST_LOW_FILES = 4 << 30, 20_000
 BLAMED_SHARE = 16  # who has less than this part of the room that is to stay is not to blame: its end would help nobody
@@ -57,21 +62,39 @@ def over(taken: dict[str, int], most: int) -> dict[str, str]:
     }
 
 
-def to_blame(taken: dict[str, int], before: dict[str, int], lacking: int, least: int) -> str:
-    """Who has to go on a disk that runs low by ``lacking``: who took most since ``before``. '' where all of them together have not
-    taken that since, or nobody has taken ``least``: others filled it."""
-    grown = {run: took if took >= UNCOUNTED else took - before.get(run, 0) for run, took in taken.items()}
-    if lacking <= 0 or sum(grew for grew in grown.values() if grew > 0) < lacking:
+@dataclass(frozen=True)
+class Had:
+    """What each run had at a moment, and the room that there was beside that."""
+
+    bytes: dict[str, int] = field(default_factory=dict)  # by run; one that is not in it began later and had nothing
+    files: dict[str, int] = field(default_factory=dict)
+    free_bytes: int = 0
+    free_files: int = 0
+
+
+def to_blame(taken: dict[str, int], before: dict[str, int], lacking: int, least: int, gone: int = 0) -> str:
+    """Who has to go on a disk that runs low by ``lacking``: who took most since ``before``, while ``gone`` was taken in all.
+    '' where all of them together have not taken what lacks since then, or nobody has taken ``least``: others filled it.
+
+    How much a run took is not known where it could not be counted, now or then. It goes for what nobody else has taken: where
+    those that are known have not even half of it."""
+    if lacking <= 0:
         return ""
+    unknown = [run for run, took in taken.items() if UNCOUNTED in (took, before.get(run)) and took >= least]
+    grown = {run: took - before.get(run, 0) for run, took in taken.items() if UNCOUNTED not in (took, before.get(run))}
+    known = sum(grew for grew in grown.values() if grew > 0)
     name = max(grown, key=lambda run: grown[run], default="")
-    return name if grown.get(name, 0) >= least else ""
+    if grown.get(name, 0) >= least and known >= lacking and (2 * known >= gone or not unknown):
+        return name
+    # Rather one that could be counted before than one that never can; of several the youngest.
+    return max(reversed(unknown), key=lambda run: (before.get(run) != UNCOUNTED, taken[run]), default="")
 
 
 def _mib(size: int) -> str:
     return "more than could be counted" if size >= UNCOUNTED else f"{size >> 20} MiB"
 
 
-def _files(count: int) -> str:
+def _many(count: int) -> str:
     return "more than could be counted" if count >= UNCOUNTED else f"{count} files"
 
 
@@ -83,9 +106,9 @@ class Scratch:
         self._most = most_bytes
         self._measured_at = 0.0
         self._kept_at: float | None = None
-        self._kept: tuple[dict[str, int], dict[str, int]] = {}, {}  # what each had then: bytes, files
-        self._before = self._kept  # and what it had the time before
-        self._stopped: dict[str, float] = {}  # by run, when it was seen to have ended; 0 while it has not
+        self._kept = Had()  # what each had then
+        self._before = Had()  # and what it had the time before
+        self._stopped: dict[str, _Stopped] = {}  # by run
         self._others_filled_it: tuple[float, int, int] | None = None  # when that was found, and the room there was: bytes, files
 
     async def watch(self) -> None:
@@ -99,34 +122,79 @@ class Scratch:
 
     async def look(self, now: float) -> None:
         """Measure what is due to be, and stop who takes too much. ``now``: monotonic seconds."""
+        if self._kept_at is None:
+            self._know_again(now)
         folder = self._runs.state.folder
         disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
         room, room_for_files = low(disk.total), low(inodes.f_files, least=LEAST_FREE_FILES, most=MOST_LOW_FILES)
         lacking, files = room - disk.free, room_for_files - inodes.f_favail if inodes.f_files else 0
         least, least_files = room // BLAMED_SHARE, room_for_files // BLAMED_SHARE
         if self._kept_at is None or now - self._kept_at >= LATE_SECONDS:
-            there = self._running()
-            kept = await asyncio.to_thread(measure, there), await asyncio.to_thread(measure_files, there)
-            self._kept_at, self._before, self._kept = now, self._kept, kept
+            await self._keep(now, disk.free, inodes.f_favail, is_low=lacking > 0 or files > 0)
         as_before = self._is_as_when_others_filled_it(now, disk.free + least, inodes.f_favail + least_files)
         if (lacking > 0 or files > 0) and not as_before and not self._waits_for_room(now):
-            there = self._running()
-            taken = await asyncio.to_thread(measure, there) if lacking > 0 else {}
-            count = await asyncio.to_thread(measure_files, there) if files > 0 else {}
-            if self._runs.trash.is_emptied:  # what ended work has left there is nobody's to blame for, and soon gone
-                lacking -= await asyncio.to_thread(_bytes, [self._runs.trash.folder])
-                files -= await asyncio.to_thread(_count, [self._runs.trash.folder], "--inodes")
-            name = to_blame(taken, self._before[0], lacking, least)
+            gone, gone_files = self._before.free_bytes - disk.free, self._before.free_files - inodes.f_favail
+            name, took = await self._who(measure, _bytes, self._before.bytes, lacking, least, gone)
+            why = f"its temporary files took the most of it of late: {_mib(took)}"
+            if not name:
+                name, took = await self._who(measure_files, _files, self._before.files, files, least_files, gone_files)
+                why = f"it made the most of the files on it of late: {_many(took)}"
             if name:
-                self._stop(name, f"{FULL}, and its temporary files took the most of it of late: {_mib(taken[name])}")
-            elif name := to_blame(count, self._before[1], files, least_files):
-                self._stop(name, f"{FULL}, and it made the most of the files on it of late: {_files(count[name])}")
+                self._stop(name, f"{FULL}, and {why}", now, host_full=True)
             elif not self._runs.trash.is_emptied:
                 self._others_filled_it = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= EVERY_SECONDS:
             self._measured_at = now
             for name, why in over(await asyncio.to_thread(measure, self._running()), self._most).items():
-                self._stop(name, why)
+                self._stop(name, why, now)
+
+    async def _who(
+        self, measured: Callable[[list[Run]], dict[str, int]], counted: Callable[[list[Path]], int],
+        before: dict[str, int], lacking: int, least: int, gone: int,
+    ) -> tuple[str, int]:  # fmt: skip
+        """Who is to blame, and how much it has. For what ended work has left, or what is being stopped has, that is nobody."""
+        if lacking <= 0:
+            return "", 0
+        there, trash = self._running(), self._runs.trash
+        going = [run for run in self._runs.runs.values() if run.state == "stopping"]
+        taken = await asyncio.to_thread(measured, [*there, *going])
+        left = [took for took in (taken.pop(run.id, 0) for run in going) if took < UNCOUNTED]
+        if trash.is_emptied:
+            left.append(await asyncio.to_thread(counted, [trash.folder]))
+        name = to_blame(taken, before, lacking - sum(left), least, gone - sum(left))
+        return name, taken.get(name, 0)
+
+    async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
+        """Keep what each run has. At an agent's start, those that were there before it have had that for long, unless the disk ran
+        low meanwhile: then what the agent before this one kept counts."""
+        there = self._running()
+        each, each_files = await asyncio.to_thread(measure, there), await asyncio.to_thread(measure_files, there)
+        kept = Had(each, each_files, free_bytes, free_files)
+        if self._kept_at is not None:
+            self._before = self._kept
+        elif is_low:
+            self._before = _read(self._file) or self._before
+        else:
+            adopted = {run.id for run in there if run.adopted}
+            self._before = Had(
+                {run: took for run, took in each.items() if run in adopted},
+                {run: count for run, count in each_files.items() if run in adopted}, free_bytes, free_files,
+            )  # fmt: skip
+        self._kept_at, self._kept = now, kept
+        with disk_trouble_survived("what each run has of the disk"):
+            await asyncio.to_thread(write_json, self._file, asdict(kept))
+
+    @property
+    def _file(self) -> Path:
+        return self._runs.state.folder / "scratch.json"
+
+    def _know_again(self, now: float) -> None:
+        """Those that an agent before this one has stopped for the disk: nobody else is, until they are gone."""
+        for run in self._runs.runs.values():
+            if not run.ended and run.stop_ordered:
+                told = (read_json(run.folder / "order.json") or {}).get("stop") or {}
+                if told.get("outcome") == OUTCOME:
+                    self._stopped[run.id] = _Stopped(now + GRACE_SECONDS + STUCK_SECONDS)
 
     def _is_as_when_others_filled_it(self, now: float, room: int, files: int) -> bool:
         """Was nobody to blame a moment ago, and could nobody have become so since without leaving less than this? To count the
@@ -139,38 +207,62 @@ class Scratch:
     def _running(self) -> list[Run]:
         return [run for run in self._runs.runs.values() if run.state == "running"]
 
-    def _stop(self, name: str, why: str) -> None:
+    def _stop(self, name: str, why: str, now: float, *, host_full: bool = False) -> None:
         run = self._runs.runs.get(name)
         if run is not None and run.state == "running":
             log.warning("run %s is stopped: %s", name, why)
-            self._stopped[name] = 0.0
-            self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why))
+            self._stopped[name] = _Stopped(now + GRACE_SECONDS + STUCK_SECONDS)
+            self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why, host_full=host_full))
 
     def _waits_for_room(self, now: float) -> bool:
-        """Is one that was stopped still there, or what it wrote? Then nobody else is blamed yet."""
-        for name, ended_at in list(self._stopped.items()):
+        """Is one that was stopped still there, or what it wrote? Then nobody else is blamed yet, for a while."""
+        for name, stopped in list(self._stopped.items()):
             run = self._runs.runs.get(name)
-            if ended_at and now - ended_at > SETTLE_SECONDS:
+            if not stopped.has_ended and (run is None or run.ended):
+                self._stopped[name] = _Stopped(now + SETTLE_SECONDS, has_ended=True)
+            elif now >= stopped.until:
                 del self._stopped[name]
-            elif not ended_at and (run is None or run.ended):
-                self._stopped[name] = now
         return bool(self._stopped)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A run that was stopped. ``until``: when it is waited for no longer."""
+
+    until: float
+    has_ended: bool = False
+
+
+def _read(path: Path) -> Had | None:
+    """What an agent before this one kept; None where there is nothing of that kind."""
+    try:
+        kept: Any = read_json(path)
+        return Had(**kept) if kept else None
+    except (OSError, TypeError):
+        return None
 
 
 def measure(runs: Iterable[Run]) -> dict[str, int]:
     """Bytes on the disk, by run; without those that are gone meanwhile. Takes as long as the disk does: not for the event loop."""
+    return _each(runs, _bytes, lambda nameless: sum(seen.st_blocks * BLOCK for seen in nameless if stat.S_ISREG(seen.st_mode)))
+
+
+def measure_files(runs: Iterable[Run]) -> dict[str, int]:
+    """Files and folders, like ``measure``."""
+    return _each(runs, _files, len)
+
+
+def _each(
+    runs: Iterable[Run], named: Callable[[list[Path]], int], without_name: Callable[[list[os.stat_result]], int]
+) -> dict[str, int]:
     everything = processes.scan()
     found = {}
     for run in runs:
         below = processes.below(everything, run.shim["pid"]) if "pid" in run.shim else []
         with contextlib.suppress(FileNotFoundError):
-            found[run.id] = _bytes(_of_run(run)) + _without_name(run.folder, [each.pid for each in below])
+            nameless = _without_name(run.folder, [each.pid for each in below])
+            found[run.id] = min(UNCOUNTED, named(_of_run(run)) + without_name(nameless))
     return found
-
-
-def measure_files(runs: Iterable[Run]) -> dict[str, int]:
-    """Files and folders, by run."""
-    return {run.id: _count(_of_run(run), "--inodes") for run in runs}
 
 
 def _of_run(run: Run) -> list[Path]:
@@ -180,6 +272,10 @@ def _of_run(run: Run) -> list[Path]:
 def _bytes(folders: Iterable[Path]) -> int:
     count = _count(folders, "-k")
     return count if count >= UNCOUNTED else count << 10
+
+
+def _files(folders: Iterable[Path]) -> int:
+    return _count(folders, "--inodes")
 
 
 def _count(folders: Iterable[Path], unit: str) -> int:
@@ -198,16 +294,16 @@ def _count(folders: Iterable[Path], unit: str) -> int:
     return int(total) if total.isdigit() else 0
 
 
-def _without_name(folder: Path, pids: Iterable[int]) -> int:
-    """Of files that were removed and are still open or mapped: they take their room as before."""
+def _without_name(folder: Path, pids: Iterable[int]) -> list[os.stat_result]:
+    """Files that were removed and are still open or mapped: they take their room as before."""
     device = os.stat(folder).st_dev
-    sizes = {
-        seen.st_ino: seen.st_blocks * BLOCK
+    found = {
+        seen.st_ino: seen
         for pid in pids
         for seen in (*_open_files(pid), *_mapped_files(pid))
-        if seen.st_dev == device and seen.st_nlink == 0 and stat.S_ISREG(seen.st_mode)
+        if seen.st_dev == device and seen.st_nlink == 0
     }
-    return sum(sizes.values())
+    return list(found.values())
 
 
 def _open_files(pid: int) -> Iterator[os.stat_result]:
@@ -239,11 +335,21 @@ def _names(folder: str) -> list[str]:
 
 
 def _looked_at(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
+    """Those that have no name any more, as the kernel says by itself: the file system of another (the homes, say) may hang."""
     for name in names:
-        try:
-            yield os.stat(f"{folder}/{name}")
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            if _has_no_name(f"{folder}/{name}"):
+                yield os.stat(f"{folder}/{name}")
+
+
+def _has_no_name(path: str) -> bool:
+    """Of what a link in /proc leads to; also where its path is too long to be told. Raises OSError."""
+    try:
+        return os.readlink(path).endswith(" (deleted)")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return True
+        raise
 
 
 def _share_files(one: int, other: int) -> bool:

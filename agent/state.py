@@ -32,6 +32,16 @@ START_LENGTH = 32  # characters
 # The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
 SHIM = ("__init__", "door", "entry", "families", "files", "hook", "keeper", "libc", "log", "tree", "verdict")
 
+TOOLS = (  # name in tools/, file of this package, mode
+    ("shim/__main__.py", "shim/__main__.py", 0o600),
+    ("shim/agent/__init__.py", "__init__.py", 0o600),
+    *((f"shim/agent/shim/{name}.py", f"shim/{name}.py", 0o600) for name in SHIM),
+    ("bin/gpupool", "gpupool.sh", 0o755),
+    ("python/gpupool_contract.py", "contract.py", 0o644),
+    ("notebook/gpupool_notebook.py", "notebook/server.py", 0o644),
+    ("notebook/gpupool_identity.py", "notebook/identity.py", 0o644),
+)
+
 
 class StateError(Exception):
     """The state folder can't be used: says why in one line."""
@@ -133,6 +143,7 @@ class State:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateError(f"--state: another agent already uses {folder}") from None
+        self.lacks_tools = ""  # why this version's could not be laid out; those of an earlier one are left as they were
         self.identity = self._load_identity()
         self.generations = Generations(folder / "generations.json")
         self.starts = Starts(folder / "starts")
@@ -172,26 +183,35 @@ class State:
             write_over(path, json.dumps(asdict(self.identity)))
 
     def lay_out_tools(self) -> None:
-        """Put this version's tools where workloads reach them. Running workloads keep what they have opened."""
-        for name, resource, mode in (
-            ("shim/__main__.py", "shim/__main__.py", 0o600),
-            ("shim/agent/__init__.py", "__init__.py", 0o600),
-            *((f"shim/agent/shim/{name}.py", f"shim/{name}.py", 0o600) for name in SHIM),
-            ("bin/gpupool", "gpupool.sh", 0o755),
-            ("python/gpupool_contract.py", "contract.py", 0o644),
-            ("notebook/gpupool_notebook.py", "notebook/server.py", 0o644),
-            ("notebook/gpupool_identity.py", "notebook/identity.py", 0o644),
-        ):
-            content = pkgutil.get_data("agent", resource)
-            if content is None:
-                raise StateError(f"this installation of the agent lacks {resource}: install it again")
-            path = self.tools / name
-            if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
-                continue  # nothing to write: the agent comes back also on a full disk
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            write_text(path, content.decode(), mode)
-            path.chmod(mode)
+        """Put this version's tools where workloads reach them. Running workloads keep what they have opened. On a full disk all of
+        an earlier version's stay, and nothing starts by them (``lacks_tools``): a set of two versions would fit nobody."""
+        written: list[tuple[Path, Path]] = []
+        try:
+            for name, resource, mode in TOOLS:
+                content = pkgutil.get_data("agent", resource)
+                if content is None:
+                    raise StateError(f"this installation of the agent lacks {resource}: install it again")
+                path = self.tools / name
+                if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
+                    continue  # nothing to write: the agent comes back also on a full disk
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+                new = path.with_name(f".{path.name}.new")
+                written.append((new, path))
+                write_text(new, content.decode(), mode)
+                new.chmod(mode)
+        except OSError as error:
+            for new, _ in written:
+                new.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.lacks_tools = str(error.strerror)
+            log.error("the tools of this version can't be laid out, and nothing starts before they are: %s", error.strerror)
+            return
+        for new, path in written:
+            os.replace(new, path)
+            sync_folder(path.parent)
         (self.tools / "shim.py").unlink(missing_ok=True)  # of an earlier version; what runs by it has read it
+        self.lacks_tools = ""
 
 
 class Starts:

@@ -15,14 +15,14 @@ from scheduler.states import PROMISED, RunState, WorkloadState, change_state
 
 RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
 COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTED_FOR_RESERVATION, Code.DRAINED)
-LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED)
+LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED, Code.DISK_RAN_LOW)
 HOSTS_OWN = (Code.PROLOG_FAILED, Code.HOST_FULL)  # of the operator's program, of the disk: costs the workload nothing but time
 PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put right
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.OUT_OF_DISK, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5
 MOST_HOSTS_FAILED = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
-COULD_NOT_START = (Code.START_FAILED, *HOSTS_OWN)
-AVOIDED_FOR = timedelta(minutes=10)  # so long other hosts come first, after a start that failed
+BETTER_ELSEWHERE = (Code.START_FAILED, Code.DISK_RAN_LOW, *HOSTS_OWN)
+AVOIDED_FOR = timedelta(minutes=10)  # so long other hosts come first, after a start that failed or a disk that ran low
 MOST_AVOIDED = 16
 AT_ONCE = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
 FIRST_BACK_OFF_SECONDS = 15
@@ -130,10 +130,10 @@ class Verdict:
 
 
 def verdict(workload: Workload, outcome: str) -> Verdict:
-    """The rule of retries: what was told to make room or to move comes back for free; what a host, a GPU or a start lost comes
-    back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by itself as often
-    as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only where it could
-    not start."""
+    """The rule of retries: what was told to make room or to move comes back for free; what a host, its disk, a GPU or a start
+    lost comes back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by
+    itself as often as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only
+    where it could not start."""
     wanted = workload.stop_requested or (Code.DRAINED if outcome == Code.DRAINED else "")  # its agent may drain by itself
     if outcome == Code.FINISHED and wanted in (*COMES_BACK, *LOST):
         return Verdict(outcome)  # it was done before the word reached it
@@ -148,7 +148,7 @@ def verdict(workload: Workload, outcome: str) -> Verdict:
     if outcome in LOST or wanted in LOST:
         code = outcome if outcome in LOST else wanted
         again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MOST_LOST_ATTEMPTS
-        wait = _back_off(workload.lost_attempts) if code == Code.START_FAILED else 0
+        wait = _back_off(workload.lost_attempts) if code in (Code.START_FAILED, Code.DISK_RAN_LOW) else 0
         return Verdict(code, comes_back=again, lost=1, wait_seconds=wait)
     if outcome in ITS_OWN_FAULT and workload.failures < workload.most_retries:
         return Verdict(outcome, comes_back=True, failures=1, wait_seconds=_back_off(workload.failures))
@@ -192,8 +192,8 @@ def _its_reservation_is_over(workload: Workload, now: datetime) -> bool:
 
 
 def _avoided(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
-    """The hosts on which it could not start just now, beside those of a moment ago: others come first for a while."""
-    failed = [run.host_id for run in runs if run.outcome in COULD_NOT_START]
+    """The hosts that could not start it or had no room for it just now, beside those of a moment ago: others come first."""
+    failed = [run.host_id for run in runs if run.outcome in BETTER_ELSEWHERE]
     if not failed:
         return {}
     before = workload.avoids if workload.avoids_until is not None and now < workload.avoids_until else []

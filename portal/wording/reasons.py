@@ -165,6 +165,10 @@ REASONS: dict[str, Sentence] = {
     "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
     "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
+    "disk_ran_low": lambda f: (
+        "The disk of its host ran low, and its temporary files had taken the most of it of late, so it was stopped there. "
+        "None of its own retries is used."
+    ),
     "out_of_disk": lambda f: "Its temporary files took more of its host's disk than there is for it, so it was stopped.",
     "gpu_error": lambda f: (
         f"{_failed_gpu(f)}, and it ran on that GPU."

@@ -28,6 +28,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "killed_at_grace": ("failed", "Killed", "failed"),
     "out_of_memory": ("failed", "Out of memory", "failed"),
     "out_of_disk": ("failed", "Out of disk", "failed"),
+    "disk_ran_low": ("failed", "Disk ran low", "failed"),
     "gpu_error": ("failed", "GPU error", "failed"),
     "host_lost": ("lost", "Host lost", "failed"),
     "lease_lost": ("lost", "Host lost", "failed"),

@@ -62,6 +62,7 @@ class Code(StrEnum):
     KILLED_AT_GRACE = "killed_at_grace"
     OUT_OF_MEMORY = "out_of_memory"
     OUT_OF_DISK = "out_of_disk"
+    DISK_RAN_LOW = "disk_ran_low"
     GPU_ERROR = "gpu_error"
     HOST_LOST = "host_lost"
     LEASE_LOST = "lease_lost"

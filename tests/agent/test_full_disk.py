@@ -19,9 +19,11 @@ import pytest
 
 from agent import processes, scratch
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
+from agent.reconcile import Stop
 from agent.run import Run
+from agent.runs import LEAST_FREE_BYTES
 from agent.scratch import UNCOUNTED, _bytes, low, over, to_blame
-from agent.state import State
+from agent.state import State, read_json
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -120,6 +122,28 @@ async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_tak
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
 
 
+async def test_a_disk_that_was_full_has_room_again_only_with_more_than_the_mark(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    """What comes and goes at the mark would be written, told and planned with each time."""
+    reserve = disk / "reserve"
+    reserve.write_bytes(bytes(8 << 20))
+    with (disk / "fill").open("ab", buffering=0) as file:
+        while shutil.disk_usage(disk).free >= LEAST_FREE_BYTES:
+            file.write(bytes(1 << 16))
+    await edge.until(lambda: is_full(edge))
+    os.truncate(reserve, 7 << 20)  # over the mark, but not by much
+    heard = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > heard + 3)
+    assert shutil.disk_usage(disk).free >= LEAST_FREE_BYTES
+    assert all(seen.inventory.disk_full for seen in edge.observed[heard:])
+    await edge.want(job("exit 0"))
+    assert (await edge.until_state("run-1", "ended")).host_full
+    reserve.unlink()
+    (disk / "fill").unlink()
+    await edge.until(lambda: not is_full(edge))
+
+
 HIDES = """
 import ctypes, os, threading, time
 libc = ctypes.CDLL(None)
@@ -147,6 +171,8 @@ FILLERS = {
     "and minds no word": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
     "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
     "beside its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
+    "a file without a name whose path is too long to be told": f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done; "
+    "exec 9>fill; rm fill; dd if=/dev/zero bs=4k >&9; sleep 300",
     "far down": "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR; for i in $(seq 300); do mkdir e; cd e; done; "
     "dd if=/dev/zero of=fill bs=4k; sleep 300",
 }
@@ -160,6 +186,7 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its
     run = await running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert ended.outcome == "out_of_disk" and "its temporary files took the most of it of late: " in ended.step, ended
+    assert ended.host_full, "who is stopped because the disk ran low is told from who went over a limit"
     await edge.until(lambda: not is_full(edge))
     await asyncio.sleep(2.0)
     assert (await edge.until_state(neighbour, "running")).outcome == ""
@@ -204,6 +231,7 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
     run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/large bs=1M count=24; sleep 300", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert (ended.outcome, ended.step) == ("out_of_disk", "its temporary files took 24 MiB; allowed on this host: 16 MiB")
+    assert not ended.host_full, "that is its own fault"
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     await agent.kill()
     heard = len(edge.observed)
@@ -219,7 +247,10 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
         ({"a": 2, "b": 2}, 5, ""),  # others filled it
         ({"a": 2, "b": 2}, 3, "a"),  # each less than lacks, but together they did it
         ({"a": 1, "b": 1}, 1, ""),  # with so little nobody is to blame
-        ({"a": 3, "b": UNCOUNTED}, 3, "b"),
+        ({"a": 2, "b": UNCOUNTED}, 3, "b"),
+        ({"a": 3, "b": UNCOUNTED}, 3, "a"),  # that explains it
+        ({"a": UNCOUNTED, "b": UNCOUNTED}, 3, "b"),  # the younger
+        ({"a": 1, "b": UNCOUNTED}, -1, ""),
         ({}, 1, ""),
     ],
 )
@@ -241,6 +272,136 @@ def test_who_has_had_much_for_long_does_not_go_for_who_grew(
     before: dict[str, int], taken: dict[str, int], goes: str
 ) -> None:
     assert to_blame(taken, before, 3, 2) == goes
+
+
+def test_who_could_not_be_counted_goes_for_what_those_who_could_did_not_take() -> None:
+    taken = {"honest": 3, "hidden": UNCOUNTED}
+    assert to_blame(taken, {}, 3, 2, gone=5) == "honest"
+    assert to_blame(taken, {}, 3, 2, gone=50) == "hidden", "nobody else can have taken it"
+    assert to_blame({"honest": 3}, {}, 3, 2, gone=50) == "honest"
+    before = {"slow": UNCOUNTED, "filler": 1}
+    assert to_blame({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", "how much it had is not known, nor that it grew"
+    assert to_blame({"slow": UNCOUNTED, "filler": UNCOUNTED}, before, 3, 2, gone=9) == "filler"
+
+
+def filling(megabytes: int) -> str:
+    """A job that takes so much, says so and stays."""
+    return f"dd if=/dev/zero of=$TMPDIR/fill bs=1M count={megabytes}; echo begun; sleep 300"
+
+
+async def test_who_was_there_before_the_agent_does_not_go_for_who_grew_since(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    idle = await running(edge, filling(8), generation=2)
+    await agent.kill()
+    await agent.start()
+    await edge.until(lambda: last_kept(agent).get(idle, 0) >= 8 << 20)
+    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300", generation=3)
+    (disk / "log of something else").write_bytes(bytes(2 << 20))
+    assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
+    assert (await edge.until_state(idle, "running")).outcome == ""
+
+
+async def test_who_fills_the_disk_while_there_is_no_agent_is_found_by_the_next_one(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    idle = await running(edge, filling(8), generation=2)
+    await agent.kill()
+    await agent.start()  # from here on it is known what the idle one has
+    await edge.until(lambda: last_kept(agent).get(idle, 0) >= 8 << 20)
+    now = disk / "now"
+    late = f"echo begun; until [ -e {now} ]; do sleep 0.1; done; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300"
+    run = await running(edge, late, generation=3)
+    await agent.kill()
+    now.write_bytes(bytes(2 << 20))
+    fill = agent.state / "runs" / run / "tmp" / "fill"
+    await edge.until(lambda: fill.exists() and fill.stat().st_size == 7 << 20)
+    await agent.start()
+    assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
+    assert (await edge.until_state(idle, "running")).outcome == ""
+
+
+def last_kept(agent: AgentProcess) -> dict[str, int]:
+    """What each run had when that was kept last."""
+    kept: dict[str, int] = (read_json(agent.state / "scratch.json") or {}).get("bytes", {})
+    return kept
+
+
+async def test_while_one_is_stopped_for_the_disk_the_next_agent_stops_nobody_else(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    other = await running(edge, filling(6), generation=2)
+    stubborn = "trap '' TERM; echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; while :; do sleep 0.1; done"
+    run = await running(edge, stubborn, generation=3)
+    await edge.until_state(run, "stopping")
+    await agent.kill()
+    (agent.state / "scratch.json").unlink()  # as of an earlier version: both have written all of it of late
+    await agent.start()
+    assert (await edge.until_state(run, "ended")).outcome == "out_of_disk"
+    await edge.until(lambda: not is_full(edge))
+    assert (await edge.until_state(other, "running")).outcome == ""
+
+
+async def test_one_that_does_not_end_keeps_nobody_else_from_being_stopped_for_ever(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    watch, has = watching(disk, stopped, monkeypatch, {"stuck": 20 << 20, "second": 10 << 20})
+    (disk / "fill").write_bytes(bytes(30 << 20))
+    await watch.look(1.0)
+    await watch.look(40.0)
+    assert stopped == ["stuck"], "what it still has counts for nobody"
+    has["second"] = 30 << 20
+    (disk / "fill").write_bytes(bytes(50 << 20))
+    await watch.look(51.0)
+    assert stopped == ["stuck", "second"]
+
+
+async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    watch, has = watching(disk, stopped, monkeypatch, {"first": 20 << 20, "second": 10 << 20})
+    (disk / "fill").write_bytes(bytes(30 << 20))
+    await watch.look(1.0)
+    has["second"] = 30 << 20
+    (disk / "fill").write_bytes(bytes(50 << 20))
+    await watch.look(20.0)
+    assert stopped == ["first"]
+
+
+def watching(
+    disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
+) -> tuple[scratch.Scratch, dict[str, int]]:
+    """A watch over runs that have so many bytes; one that is stopped goes on for ever."""
+    runs = {name: Run(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+
+    def stop(order: Stop) -> None:
+        stopped.append(order.run)
+        runs[order.run].stop_ordered = True
+
+    trash = SimpleNamespace(is_emptied=False)
+    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs=runs, trash=trash, stop=stop)
+    monkeypatch.setattr(scratch, "measure", lambda there: {run.id: has[run.id] for run in there})
+    return scratch.Scratch(here, 0), has  # type: ignore[arg-type]
+
+
+def test_only_files_without_a_name_are_asked_of_their_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs, that of the homes say, would hold up who asks for ever."""
+    asked: list[str] = []
+    stat = os.stat
+
+    def watched(path: str, *more: object, **named: object) -> os.stat_result:
+        asked.append(os.readlink(path) if str(path).startswith("/proc/") else "")
+        return stat(path, *more, **named)  # type: ignore[arg-type]
+
+    (tmp_path / "gone").write_bytes(bytes(5000))
+    with (tmp_path / "kept").open("w"), (tmp_path / "gone").open() as gone:
+        (tmp_path / "gone").unlink()
+        monkeypatch.setattr(os, "stat", watched)
+        found = scratch._without_name(tmp_path, [os.getpid()])
+        assert os.fstat(gone.fileno()).st_ino in {seen.st_ino for seen in found}
+    assert not [path for path in asked if path and not path.endswith(" (deleted)")]
 
 
 async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,13 +454,29 @@ def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
     assert [low(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
 
 
+NAMELESS = """
+import os, resource, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+while True:
+    try:
+        os.open("f", os.O_CREAT | os.O_RDWR)
+        os.unlink("f")
+    except OSError:
+        time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300", f"exec {sys.executable} -c {shlex.quote(NAMELESS)}"],
+    ids=["with names", "without"],
+)
 async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_is_room_for_none(
-    edge: FakeEdge, agent: AgentProcess, disk: Path
+    edge: FakeEdge, agent: AgentProcess, disk: Path, command: str
 ) -> None:
     await _run("mount", "-o", "remount,nr_inodes=4000", str(disk))
     neighbour = await running(edge, "echo begun; touch $TMPDIR/f; sleep 300", generation=2)
-    command = "echo begun; cd $TMPDIR; for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300"
-    run = await running(edge, command, generation=3)
+    run = await running(edge, f"echo begun; cd $TMPDIR; {command}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert ended.outcome == "out_of_disk" and "it made the most of the files on it of late: " in ended.step, ended
     await edge.until(lambda: not is_full(edge))
@@ -337,6 +514,29 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
     assert (await edge.until_state(run, "running")).outcome == ""
     (disk / "fill").unlink()
     assert (await edge.until_state(lost, "ended")).outcome == "host_lost"
+
+
+async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_nothing_by_half_of_its_tools(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
+    run = await running(edge, "echo begun; sleep 300")
+    await agent.kill()
+    tools = [path for path in (agent.state / "tools").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    before = {path: path.read_bytes() + b"# of an earlier version\n" for path in tools}
+    for path, content in before.items():
+        path.write_bytes(content)
+    edge.commits = False
+    fill(disk)
+    await agent.start()
+    assert {path: path.read_bytes() for path in before} == before, "all of them, or none"
+    await edge.until(lambda: any("tools could not be laid out" in note for note in edge.observed[-1].inventory.notes))
+    assert (await edge.until_state(run, "running")).outcome == ""
+    (disk / "fill").unlink()
+    await edge.until(lambda: not is_full(edge))
+    await edge.want(job("exit 0", generation=2))
+    assert (await edge.until_state("run-2", "ended")).outcome == "finished"
+    assert not any(b"earlier" in path.read_bytes() for path in before), "now there is room for its own"
+    await edge.until(lambda: not any("laid out" in note for note in edge.observed[-1].inventory.notes))
 
 
 async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_is_full(

@@ -35,6 +35,9 @@ SECOND = dt.timedelta(seconds=1)
         ("", Code.PROLOG_FAILED, Code.PROLOG_FAILED, True),
         (Code.CANCELLED, Code.PROLOG_FAILED, Code.CANCELLED, False),
         ("", Code.HOST_FULL, Code.HOST_FULL, True),
+        ("", Code.OUT_OF_DISK, Code.OUT_OF_DISK, True),
+        ("", Code.DISK_RAN_LOW, Code.DISK_RAN_LOW, True),
+        (Code.CANCELLED, Code.DISK_RAN_LOW, Code.CANCELLED, False),
         (Code.EVICTED_FOR_GUARANTEE, Code.CHECKPOINTED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.FAILED, Code.EVICTED_FOR_GUARANTEE, True),
         (Code.EVICTED_FOR_GUARANTEE, Code.KILLED_AT_GRACE, Code.EVICTED_FOR_GUARANTEE, True),
@@ -91,7 +94,7 @@ def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
     table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
     known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
-    assert len(known) == 16 and known == {outcome for _, outcome, *_ in _documented()}
+    assert len(known) == 17 and known == {outcome for _, outcome, *_ in _documented()}
 
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:
@@ -103,6 +106,14 @@ def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> 
     assert verdict(workload, Code.HOST_LOST) == Verdict(Code.HOST_LOST, comes_back=True, lost=1)
     workload.lost_attempts = attempts.MOST_LOST_ATTEMPTS
     assert not verdict(workload, Code.HOST_LOST).comes_back
+
+
+def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_not_tried_for_ever() -> None:
+    workload = Workload(kind="job", most_retries=0)
+    assert verdict(workload, Code.OUT_OF_DISK) == Verdict(Code.OUT_OF_DISK)
+    assert verdict(workload, Code.DISK_RAN_LOW) == Verdict(Code.DISK_RAN_LOW, comes_back=True, lost=1, wait_seconds=15)
+    workload.lost_attempts = attempts.MOST_LOST_ATTEMPTS
+    assert not verdict(workload, Code.DISK_RAN_LOW).comes_back
 
 
 def test_a_notebook_whose_host_is_lost_ends_for_what_it_held_in_memory_is_gone() -> None:

@@ -60,6 +60,22 @@ def test_an_agent_says_beside_a_failed_start_whose_matter_it_is(world: World, sa
     assert Workload.objects.get(pk=work.pk).lost_attempts == (0 if said else 1)
 
 
+@pytest.mark.parametrize(("because_it_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)])
+def test_an_agent_says_whether_it_stopped_work_because_the_disk_ran_low(
+    world: World, because_it_ran_low: bool, outcome: str, lost: int
+) -> None:
+    (agent,) = agents_of(world, "alpha")
+    work = job(world, world.vision, 1, world.now)
+    start(world, [agent], world.now)
+    (run,) = agent.running
+    agent.end(run, world.now, outcome="out_of_disk")
+    agent.runs[run] = replace(agent.runs[run], host_full=because_it_ran_low)
+    agent.sync(world.now)
+    assert Run.objects.get(public_id=run).outcome == outcome
+    row = Workload.objects.get(pk=work.pk)
+    assert (row.state, row.lost_attempts, row.failures) == ("queued" if lost else "ended", lost, 0)
+
+
 def test_one_that_fails_at_once_everywhere_uses_no_more_of_its_retries(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta")):

@@ -278,10 +278,11 @@ def test_lists_filter_sort_and_page_by_their_address(world: World) -> None:
 
 def test_the_failed_are_all_whose_word_says_so(world: World) -> None:
     now = timezone.now()
-    for code in ("killed_at_grace", "lease_lost", "out_of_disk", "host_full", "finished", "cancelled"):
+    failed = ("killed_at_grace", "lease_lost", "out_of_disk", "disk_ran_low", "host_full")
+    for code in (*failed, "finished", "cancelled"):
         queue_job(world, world.vision, f"w-{code}", state="ended", outcome=code, ended_at=now)
     found = signed_in(world.vision.member).get(reverse("jobs"), {"state": "failed"}).content.decode()
-    assert [code for code in ("killed_at_grace", "lease_lost", "out_of_disk", "host_full") if f"w-{code}" not in found] == []
+    assert [code for code in failed if f"w-{code}" not in found] == []
     assert "w-finished" not in found and "w-cancelled" not in found
 
 
