@@ -133,12 +133,14 @@ def test_many_failing_hosts_at_once_are_left_to_a_person(world: World) -> None:
 # -- what programs can bring about -----------------------------------------------------------------------------------------
 
 
-def timeout_of_contexts(world: World, each: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0) -> None:
-    """Work of a person is on a GPU and does not yield: XID 109."""
+def timeout_of_contexts(
+    world: World, each: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0, ahead: int = 0
+) -> None:
+    """Work of a person is on a GPU and does not yield: XID 109. ``ahead``: minutes that its host's clock is."""
     work = workload(world, each, owner=each.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
     uuid = units_of(world.hosts[host])[0].gpu.uuid
-    event = Health(f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp(), "")
+    event = Health(f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp() + 60 * ahead, "")
     accept_health(world.hosts[host].pk, event, at(9, number, 5))
 
 
@@ -195,6 +197,18 @@ def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -
     for minute in (0, 5, 10):  # the host's clock is slow by half an hour
         report(world, "alpha", "xid:109", name=str(minute), minute=minute)
     assert handle_events(at(10)) == 0
+
+
+def test_one_person_takes_no_gpu_on_a_host_whose_clock_is_wrong(world: World) -> None:
+    for number, ahead in ((0, 30), (4, 30), (8, 25), (40, -20), (44, -20), (48, -30)):
+        timeout_of_contexts(world, world.vision, number, ahead=ahead)
+    assert handle_events(at(10)) == 0 and out(world) == set()
+
+
+def test_three_people_are_told_apart_on_a_host_whose_clock_is_ahead(world: World) -> None:
+    for number, each in ((0, world.vision), (4, world.language), (8, world.robotics)):
+        timeout_of_contexts(world, each, number, ahead=3)
+    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> None:
