@@ -15,7 +15,15 @@ from cli.login import Login
 from cli.problems import NOT_FOUND, NOT_SIGNED_IN, REFUSED, UNREACHABLE, Problem
 
 SECONDS = 30.0
+OLDER = "is older than this command"
 Json = Any
+
+
+class Answer(dict[str, Any]):
+    """An object of an answer. What it should have and lacks, an older portal did not know."""
+
+    def __missing__(self, name: str) -> Any:
+        raise Problem(f"The portal {OLDER}: its answer lacks {name!r}. Update the portal, or use --json.", UNREACHABLE)
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -72,7 +80,7 @@ class Client:
         )
         try:
             with self._opener.open(request, timeout=self.seconds) as answer:
-                return json.loads(answer.read())
+                return json.loads(answer.read(), object_hook=Answer)
         except urllib.error.HTTPError as refusal:
             raise _refused(refusal.code, refusal.read()) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
@@ -92,6 +100,8 @@ def _refused(status: int, body: bytes) -> Problem:
         messages, windows = [], []
     if status == 401:
         return Problem("The token is not accepted. Make a new one in the portal, then: gpupool login", NOT_SIGNED_IN)
+    if not messages and status in (404, 405):
+        return Problem(f"The portal has no such call: it {OLDER}, or its address is not that of a portal.", UNREACHABLE)
     if not messages or status >= 500:
         return Problem(f"The portal answered {status} and no reason.", UNREACHABLE if status >= 500 else REFUSED)
     said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]

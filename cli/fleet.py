@@ -62,7 +62,7 @@ def hosts(session: Session, pool: str | None) -> None:
                 row["pool"],
                 len(row["gpus"]),
                 ", ".join(sorted(set(row["gpus"]))),
-                row["lease_state"],
+                "revoked" if row.get("revoked_at") else row["lease_state"],
                 row["admin_state"].replace("_", " "),
                 row["repair_state"],
                 ago(row["last_sync_at"], now),
@@ -76,22 +76,14 @@ def hosts(session: Session, pool: str | None) -> None:
 
 
 def _why(row: dict[str, Any]) -> str:
-    """Why it takes nothing: of a silent one that it is silent; what an operator said before stands behind that."""
+    """Why it takes nothing: of a revoked or silent one that it is; what an operator said before stands behind that."""
     quiet = {"suspect": "one renewal late", "silent": "its agent does not speak"}.get(row["lease_state"], "")
+    if row.get("revoked_at"):
+        why = f" ({row['revoked_why']})" if row["revoked_why"] else ""
+        quiet = f"its credential was revoked{why}; to join again: gpupool host join {row['name']}"
     is_open = row["admin_state"] == "in_service" and row["repair_state"] == "well"
     kept = "" if is_open and quiet else row["state_reason"]
     return f"{quiet}; before that: {kept}" if quiet and kept else quiet or kept
-
-
-@command(cli, "host-is-off")
-@click.argument("name")
-@click.option("--why", required=True, help="What you saw; kept in the audit log.")
-def host_is_off(session: Session, name: str, why: str) -> None:
-    """You have seen a host powered off: its work starts elsewhere at once. For operators."""
-    answer = session.client.post(f"hosts/{quote(name, safe='', errors='replace')}/attest-off/", {"why": why})
-    if session.json:
-        return output.as_json(answer)
-    return output.say(f"{name} counts as powered off. Its work starts elsewhere.")
 
 
 @command(pool, "isolation")

@@ -9,10 +9,13 @@ from urllib.parse import quote
 import click
 
 from cli import output
+from cli.asks import pairs_of
+from cli.problems import NOT_FOUND, Problem
 from cli.session import Session, cli, command
 from cli.words import Duration, Moment, ago, local
 
 WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
+PREVIEW = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
 
 
 @cli.group()
@@ -121,7 +124,7 @@ def geometry(session: Session, name: str) -> None:
 @click.argument("name")
 @click.argument("gpu", type=int)
 @click.argument("wanted", metavar="GEOMETRY")
-@click.option("--preview", is_flag=True, help="Only show whose work would leave, and when.")
+@PREVIEW
 @WHY
 def change_geometry(session: Session, name: str, gpu: int, wanted: str, preview: bool, why: str) -> None:
     """Split a GPU otherwise: GEOMETRY is whole, or such as 1x3g.40gb+4x1g.10gb. Its work leaves first."""
@@ -183,44 +186,170 @@ def _of_gpu(session: Session, name: str, verb: str, gpu: int, why: str) -> None:
 @command(host, "cordon")
 @click.argument("name")
 @WHY
-def cordon(session: Session, name: str, why: str) -> None:
+@PREVIEW
+def cordon(session: Session, name: str, why: str, preview: bool) -> None:
     """Nothing new starts there; what runs goes on."""
-    _of_host(session, name, "cordon", why)
+    _of_host(session, name, "cordon", why, preview)
 
 
 @command(host, "drain")
 @click.argument("name")
 @WHY
-def drain(session: Session, name: str, why: str) -> None:
+@PREVIEW
+def drain(session: Session, name: str, why: str, preview: bool) -> None:
     """Nothing new starts there, and what runs is asked to go."""
-    _of_host(session, name, "drain", why)
+    _of_host(session, name, "drain", why, preview)
 
 
 @command(host, "return")
 @click.argument("name")
 @WHY
-def return_host(session: Session, name: str, why: str) -> None:
+@PREVIEW
+def return_host(session: Session, name: str, why: str, preview: bool) -> None:
     """Back in service."""
-    _of_host(session, name, "return", why)
+    _of_host(session, name, "return", why, preview)
 
 
-def _of_host(session: Session, name: str, verb: str, why: str) -> None:
-    row = session.client.post(_at(name, verb), {"why": why})
-    said = f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
-    output.as_json(row) if session.json else output.say(said)
+@command(host, "revoke")
+@click.argument("name")
+@WHY
+@PREVIEW
+def revoke(session: Session, name: str, why: str, preview: bool) -> None:
+    """Cut its agent off at once: what runs there stops when its lease ends. It joins again with: gpupool host join NAME"""
+    _of_host(session, name, "revoke", why, preview)
+
+
+@command(cli, "host-is-off")
+@click.argument("name")
+@click.option("--why", default="", help="What you saw; kept in the audit log. Needed, but for --preview.")
+@PREVIEW
+def host_is_off(session: Session, name: str, why: str, preview: bool) -> None:
+    """You have seen a host powered off: its work starts elsewhere at once. For operators."""
+    _need_why(why, preview)
+    _of_host(session, name, "off", why, preview)
+
+
+@command(host, "join")
+@click.argument("name")
+@click.option("--pool", help="Of a host that is new.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Of a host that is new; asks can require them.")
+def join(session: Session, name: str, pool: str | None, labels: tuple[str, ...]) -> None:
+    """The one command with which a machine joins as this host; with --pool a new host is made known first."""
+    known = _known(session, name)
+    if known is None and pool is None:
+        raise Problem(f"There is no host {name}; give --pool to make it known, or see: gpupool hosts", NOT_FOUND)
+    if known is not None and pool not in (None, known["pool"]):
+        raise Problem(f"{name} is a host of the pool {known['pool']} already; leave --pool out for another token.")
+    if known is not None and labels:
+        raise click.UsageError(f"{name} is known already; --label is for one that is new.")
+    if known is None:
+        made = session.client.post("hosts/", {"pool": pool, "name": name, "labels": pairs_of(labels)})
+    else:
+        made = session.client.post(_at(name, "join-token"))
+    if session.json:
+        return output.as_json(made)
+    begun = f"{name} is known in the pool {pool}." if known is None else f"Tokens of {name} not used so far stopped working."
+    output.say(f"{begun} Run this on the machine, once, by {local(made['good_until'])}:")
+    output.say(f"\n  {made['command']}\n")
+    output.say("Or, in a checkout of gpupool, to try it:")
+    output.say(f"\n  {made['checkout_command']}\n")
+    if known is not None and known["lease_state"] in ("alive", "suspect"):
+        output.say(f"The agent of {name} that speaks now is turned away once another one has joined.")
+    return None
+
+
+def _known(session: Session, name: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
+    except Problem as problem:
+        if problem.code != NOT_FOUND:
+            raise
+        return None
+    return found
+
+
+TITLES = {
+    "cordon": "Cordon {}",
+    "drain": "Drain {}",
+    "return": "Return {} to service",
+    "revoke": "Revoke the credential of {}",
+    "off": "{} is powered off",
+    "maintenance": "Maintenance of {}",
+}
+PATHS = {"off": "attest-off"}
+CLOSES = ("cordon", "drain", "revoke")
+
+
+def _of_host(session: Session, name: str, verb: str, why: str, preview: bool) -> None:
+    if preview:
+        return _preview(session, name, {"verb": verb})
+    row = session.client.post(_at(name, PATHS.get(verb, verb)), {"why": why})
+    if session.json:
+        return output.as_json(row)
+    # An older portal does it as well, and says less.
+    output.say(row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}.")
+    return _say_work(row["still_there"]) if verb in CLOSES and "still_there" in row else None
+
+
+def _preview(session: Session, name: str, body: dict[str, Any]) -> None:
+    found = session.client.post(_at(name, "preview"), body)
+    if session.json:
+        return output.as_json(found)
+    output.say(f"{TITLES[found['verb']].format(name)}: {found['text']}")
+    _say_work(found["work"])
+    if found["gpus"] is not None:
+        where = "come back to" if found["verb"] == "return" else "leave"
+        output.say(f"GPUs that {where} the pool: {found['gpus']}.")
+    _say_reservations(found)
+    if found["last_end"]:
+        output.say(f"The last ends by {local(found['last_end'])} at the latest.")
+    return output.say("Nothing is changed; without --preview it is done.")
+
+
+def _say_work(rows: list[dict[str, Any]]) -> None:
+    output.table(
+        ("workload", "team", "owner", "what happens", "at the latest"),
+        ((w["name"], w["team"], w["owner"], w["words"], local(w["by"]) if w["by"] else "at once") for w in rows),
+        "Nothing runs on it.",
+    )
+
+
+def _say_reservations(found: dict[str, Any]) -> None:
+    if found["reservations"]:
+        listed = ", ".join(f"{r['name']} ({r['team']}, until {local(r['end'])})" for r in found["reservations"])
+        output.say(f"Reservations on its GPUs, which get others: {listed}.")
+    if found.get("unkept"):
+        listed = ", ".join(f"{r['name']} ({r['team']}, from {local(r['start'])})" for r in found["unkept"])
+        output.say(f"Coming reservations that could not be kept: {listed}.")
+    elif found.get("unkept") is not None:
+        output.say("Every coming reservation can be kept without it.")
+
+
+def _need_why(why: str, preview: bool) -> None:
+    if not why and not preview:
+        raise click.UsageError("Give the reason: --why.")
 
 
 @command(host, "maintenance")
 @click.argument("name")
 @click.option("--start", type=Moment(), required=True, help="Such as 'tomorrow 08:00'.")
 @click.option("--end", type=Moment(), required=True)
-@click.option("--why", required=True, help="Shown to everybody; owners of what it touches are told.")
-def maintenance(session: Session, name: str, start: str, end: str, why: str) -> None:
+@click.option("--why", default="", help="Shown to everybody; owners of what it touches are told. Needed, but for --preview.")
+@PREVIEW
+def maintenance(session: Session, name: str, start: str, end: str, why: str, preview: bool) -> None:
     """Announce a window in which it is away: nothing is planned into it."""
-    body = {"start": start, "end": end, "why": why}
-    row = session.client.post(_at(name, "maintenance"), body)
-    said = f"{name} is away from {local(row['start'])} to {local(row['end'])}."
-    output.as_json(row) if session.json else output.say(said)
+    _need_why(why, preview)
+    if preview:
+        return _preview(session, name, {"verb": "maintenance", "start": start, "end": end})
+    row = session.client.post(_at(name, "maintenance"), {"start": start, "end": end, "why": why})
+    if session.json:
+        return output.as_json(row)
+    output.say(f"{name} is away from {local(row['start'])} to {local(row['end'])}: nothing is planned into it.")
+    if "work" in row:  # an older portal does not say
+        _say_work(row["work"])
+        _say_reservations({**row, "verb": "maintenance"})
+        output.say(f"Take it back with: gpupool host cancel-maintenance {name} {row['id']}")
+    return None
 
 
 @command(host, "cancel-maintenance")

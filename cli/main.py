@@ -7,11 +7,11 @@ import sys
 
 import click
 
-from cli import account, fleet, hosts, queue, quotas, reservations, work
+from cli import account, fleet, health_rules, hosts, queue, quotas, reservations, work
 from cli.problems import UNREACHABLE, USAGE, Problem
 from cli.session import cli
 
-SUBJECTS = (work, queue, reservations, quotas, fleet, hosts, account)  # each has put its commands into ``cli``
+SUBJECTS = (work, queue, reservations, quotas, fleet, hosts, health_rules, account)  # each has put its commands into ``cli``
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -224,7 +224,7 @@ def show(session: Session, id_: str) -> None:
     answer = session.client.get(f"workloads/{find_work(session, id_)['id']}/")
     if session.json:
         return output.as_json(answer)
-    last = answer["runs"][0] if answer["runs"] and answer["state"] != "queued" else {}  # what waits holds nothing
+    attempt = _last_attempt(answer["runs"]) if answer["state"] != "queued" else []  # what waits holds nothing
     now = datetime.now().astimezone()
     output.facts(
         [
@@ -236,8 +236,8 @@ def show(session: Session, id_: str) -> None:
             ("project", answer["project"]),
             ("pool", answer["pool"]),
             ("GPUs", gpus_of(answer)),
-            ("host", last.get("host")),
-            ("holds", ", ".join(last.get("gpus", []))),
+            ("host", ", ".join(dict.fromkeys(run["host"] for run in attempt))),
+            ("held" if answer["state"] == "ended" else "holds", "; ".join(filter(None, map(_held, attempt)))),
             ("attempt", answer["attempt"]),
             ("submitted", ago(answer["submitted_at"], now)),
             ("started", ago(answer["started_at"], now) if answer["started_at"] else ""),
@@ -246,6 +246,20 @@ def show(session: Session, id_: str) -> None:
         ]
     )
     return _say_attempts(answer["runs"]) if answer["attempt"] > 1 else None
+
+
+def _last_attempt(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Its run on each host, of a gang several."""
+    return [run for run in runs if run["attempt"] == runs[0]["attempt"]]
+
+
+def _held(run: dict[str, Any]) -> str:
+    """``GPU 0, 1 of h3``; of slices ``GPU 3 (1g.10gb) of h3``."""
+    units = run.get("units")
+    if units is None:  # an older portal
+        return ", ".join(run["gpus"])
+    names = [f"{unit['gpu']}{' (' + unit['profile'] + ')' if unit['profile'] else ''}" for unit in units]
+    return f"GPU {', '.join(names)} of {run['host']}" if names else ""
 
 
 def _say_attempts(runs: list[dict[str, Any]]) -> None:

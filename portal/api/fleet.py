@@ -173,8 +173,7 @@ def _changed(view: View, name: str, verb: str, deed: Callable[..., Host]) -> Res
     by = view.by
     host = deed(**by, host=_host(view, name), **view.given(shapes.ReasonWish))
     host.said = host_texts.VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]
-    # What was told to go at a drain is seen in its rows now.
-    host.still_there = host_effects.touched_work(host, "cordon" if verb == "drain" else verb, by["now"])  # type: ignore[attr-defined]
+    host.still_there = host_effects.touched_work(host, verb, by["now"])  # type: ignore[attr-defined]
     return view.one(host, shapes.ChangedHostShape)
 
 

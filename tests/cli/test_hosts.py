@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
-from django.db.backends.postgresql.psycopg_any import NumericRange
+import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.utils import timezone
 
+from portal.models import AuditEvent
+from scheduler import services as engine
 from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.models import Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Unit
+from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, JoinToken, MaintenanceWindow, Pool, Reservation, Unit
 from telemetry.models import HealthEvent
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
-from tests.portal.web.work_samples import make_waiting, run_job
+from tests.portal.web.work_samples import make_waiting, reserve, run_job
 from tests.world import World
 
 
@@ -50,12 +54,118 @@ def test_a_host_is_closed_and_opened_and_its_maintenance_announced_and_taken_bac
     for verb, state in (("cordon", "cordoned"), ("drain", "draining"), ("return", "in_service")):
         done(gpupool, f"host {verb} alpha --why fans")
         assert Host.objects.get(name="alpha").admin_state == state
-    line = "host maintenance alpha --start 'tomorrow 08:00' --end 'tomorrow 12:00' --why fans"
-    assert "alpha is away from" in done(gpupool, line)
+    line = "host maintenance alpha --start 'tomorrow 08:00' --end 'tomorrow 12:00'"
+    assert gpupool(*shlex.split(line)).code == 2, "a reason is needed"
+    assert "told to go, with notice and grace" in done(gpupool, f"{line} --preview")
+    assert not MaintenanceWindow.objects.exists()
+    told = done(gpupool, f"{line} --why fans")
     window = MaintenanceWindow.objects.get()
+    assert "alpha is away from" in told and f"gpupool host cancel-maintenance alpha {window.pk}" in told
+    assert "alpha is away already" in gpupool(*shlex.split(line), "--preview").err
     assert f"(window {window.pk})" in done(gpupool, "host health alpha")
     assert "taken back" in done(gpupool, f"host cancel-maintenance alpha {window.pk}")
     assert gpupool("host", "cancel-maintenance", "alpha", str(window.pk)).code != 0
+
+
+def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_says_who_is_left(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    run_job(served_world, served_world.vision, "storm", host="alpha", gpus=[0, 1])
+    run_job(served_world, served_world.language, "desk", host="alpha", gpus=[2], kind="notebook")
+    sign_in(served_world.people["operator"])
+    before = Host.objects.values().get(name="alpha"), AuditEvent.objects.count()
+    told = done(gpupool, "host drain alpha --preview")
+    assert "Drain alpha: Nothing new starts on it." in told
+    storm, desk = (next(line for line in told.splitlines() if line.startswith(name)) for name in ("storm", "desk"))
+    assert "vision" in storm and served_world.vision.member.username in storm and "starts elsewhere at once" in storm
+    assert "language" in desk and "runs to its end: it can't be preempted" in desk
+    assert "GPUs that leave the pool: 8." in told and "Nothing is changed" in told
+    assert "Every coming reservation can be kept without it." in told
+    assert "runs on" in done(gpupool, "host cordon alpha --preview")
+    lease = done(gpupool, "host revoke alpha --preview")
+    assert lease.count("stops when its lease ends") >= 2 and "joins again with a new join token" in lease
+    assert json.loads(done(gpupool, "host drain alpha --preview --json"))["work"][0]["name"] in ("storm", "desk")
+    refused = gpupool("host", "return", "alpha", "--preview")
+    assert refused.code == 1 and "alpha is in service; it can't become in service." in refused.err
+    assert "is not off" in gpupool("host-is-off", "alpha", "--preview").err
+    assert before == (Host.objects.values().get(name="alpha"), AuditEvent.objects.count()), "nothing is changed"
+    told = done(gpupool, "host drain alpha --why fans")
+    assert told.startswith("alpha is draining: nothing new starts on it.\n")
+    assert "leaves" in next(line for line in told.splitlines() if line.startswith("storm"))
+    assert "runs to its end" in next(line for line in told.splitlines() if line.startswith("desk"))
+    assert done(gpupool, "host return alpha") == "alpha is back in service.\n"
+    assert done(gpupool, "host cordon gamma").endswith("Nothing runs on it.\n")
+
+
+def test_a_preview_names_reservations(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    held = reserve(served_world, served_world.vision, "review", hours=-1, length=3)
+    Reservation.objects.filter(pk=held.pk).update(state="active")
+    unit = Unit.objects.filter(gpu__host__name="alpha", retired_at=None).earliest("pk")
+    BoundUnit.objects.create(reservation=held, unit=unit, slots=unit.slots, period=DateTimeTZRange(held.start, held.end))
+    sign_in(served_world.people["operator"])
+    for verb in ("drain", "cordon", "revoke"):
+        told = done(gpupool, f"host {verb} alpha --preview")
+        assert "Reservations on its GPUs, which get others: review (vision, until " in told, verb
+
+
+def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.people["operator"])
+    unknown = gpupool("host", "join", "h9")
+    assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
+    told = done(gpupool, "host join h9 --pool shared --label rack=r4")
+    host = Host.objects.get(name="h9")
+    assert (host.pool.slug, host.labels) == ("shared", {"rack": "r4"})
+    [token] = set(re.findall(r"--join-token (\S+)", told))
+    until = timezone.localtime(JoinToken.objects.get(host=host).expires_at)
+    assert f"Run this on the machine, once, by {until.astimezone():%Y-%m-%d %H:%M}:" in told
+    assert "systemctl stop" not in told, "it has never had an agent"
+    again = json.loads(done(gpupool, "host join h9 --json"))
+    assert again["token"] != token and again["command"].endswith("systemctl enable --now gpupool-agent")
+    with pytest.raises(engine.Refused, match="join_token_expired"):
+        joins(token)
+    joins(again["token"])
+    assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith("gpupool: h9 is a host of the pool shared")
+    assert gpupool("host", "join", "h9", "--label", "rack=r5").code == 2
+    assert "lease" in done(gpupool, "hosts") and "revoked" not in done(gpupool, "hosts")
+    told = done(gpupool, "host revoke h9 --why 'its disk left the house'")
+    assert told.startswith("h9 is cut off: its credential is revoked. It joins again with a new token.")
+    assert Host.objects.get(name="h9").credential_hash == ""
+    line = next(line for line in done(gpupool, "hosts").splitlines() if line.startswith("h9"))
+    assert " revoked " in line
+    assert "its credential was revoked (its disk left the house); to join again: gpupool host join h9" in line
+    [row] = [row for row in json.loads(done(gpupool, "hosts --json")) if row["name"] == "h9"]
+    assert (row["state"], row["revoked_why"]) == ("revoked", "its disk left the house") and row["revoked_at"]
+    joins(json.loads(done(gpupool, "host join h9 --json"))["token"])
+    assert "revoked" not in done(gpupool, "hosts"), "it has joined again"
+
+
+def joins(token: str) -> None:
+    now = timezone.now()
+    engine.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)
+
+
+@pytest.mark.parametrize("verb", ["cordon", "drain", "return", "revoke", "health", "diagnose"])
+def test_a_host_that_is_not_there_is_named_with_those_that_are(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World, verb: str
+) -> None:
+    sign_in(served_world.people["operator"])
+    answer = gpupool("host", verb, "h9")
+    assert (answer.code, answer.err) == (4, "gpupool: host is 'h9'; allowed: alpha, beta, delta, gamma.\n")
+    sign_in(served_world.language.member)
+    assert gpupool("host", verb, "delta").err == "gpupool: host is 'delta'; allowed: alpha, beta, gamma.\n", "delta is vision's"
+
+
+def test_show_names_gpus_by_host_and_index(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    run_job(served_world, served_world.vision, "storm", host="alpha", gpus=[3, 0])
+    sign_in(served_world.vision.member)
+    assert re.search(r"^holds +GPU 0, 3 of alpha$", done(gpupool, "show storm"), re.MULTILINE)
+    [run] = json.loads(done(gpupool, "show storm --json"))["runs"]
+    assert [(unit["host"], unit["gpu"]) for unit in run["units"]] == [("alpha", 0), ("alpha", 3)]
+    assert sorted(unit["uuid"] for unit in run["units"]) == run["gpus"]
+    Unit.objects.filter(gpu__host__name="alpha", gpu__index=3).update(profile="1g.10gb")
+    assert "GPU 0, 3 (1g.10gb) of alpha" in done(gpupool, "show storm")
 
 
 def test_what_a_pool_does_by_itself_is_shown_and_changed(

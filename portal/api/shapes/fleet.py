@@ -248,7 +248,7 @@ class HealthRuleWish(Strict):
 
 
 class NewHealthRuleWish(Strict):
-    code = serializers.CharField(max_length=40, help_text="xid:171, ecc:double_bit")
+    code = serializers.CharField(max_length=40, help_text="xid:201, ecc:double_bit")
     meaning = serializers.CharField(max_length=200)
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = count_field(1, required=False, help_text="1 unless given")

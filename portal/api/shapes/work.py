@@ -104,6 +104,13 @@ class WorkloadShape(Ser):
         return gpus_of(workload.borrowed_slots) or 0.0
 
 
+class HeldShape(Ser):
+    host = serializers.CharField()
+    gpu = serializers.IntegerField(help_text="its index on that host")
+    uuid = serializers.CharField()
+    profile = serializers.CharField(help_text="of a slice; empty: the whole GPU")
+
+
 class RunShape(Ser):
     id = serializers.UUIDField(source="public_id")
     attempt = serializers.IntegerField()
@@ -122,6 +129,7 @@ class RunShape(Ser):
         help_text="its host has other homes than its last checkpoint lies in: it did not find that"
     )
     gpus = serializers.SerializerMethodField(help_text="UUIDs of what it holds or held")
+    units = serializers.SerializerMethodField(help_text="the same by host and index")
 
     def get_begins_anew(self, run: Any) -> bool:
         """Of the whole attempt."""
@@ -131,6 +139,14 @@ class RunShape(Ser):
     def get_gpus(self, run: Any) -> list[str]:
         """By UUID."""
         return sorted(allocation.unit.uuid for allocation in run.allocations.all())
+
+    @extend_schema_field(HeldShape(many=True))
+    def get_units(self, run: Any) -> list[dict[str, Any]]:
+        """By index."""
+        held = sorted((each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid))
+        return [
+            {"host": run.host.name, "gpu": unit.gpu.index, "uuid": unit.uuid, "profile": unit.profile} for unit in held
+        ]
 
 
 class AfterShape(Ser):
@@ -160,7 +176,7 @@ class WorkloadDetail(WorkloadShape):
         """Every attempt's runs, newest first."""
         rows = (
             workload.runs.select_related("host")
-            .prefetch_related("allocations__unit")
+            .prefetch_related("allocations__unit__gpu")
             .order_by("-attempt", "rank")[:100]
         )
         return RunShape(rows, many=True, context={**self.context, "begun_anew": begun_anew(rows)}).data

@@ -1,0 +1,95 @@
+"""A command that is newer than the portal it speaks to says so in a sentence, and does what the portal can do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Answer
+
+HOST = {
+    "name": "h3", "pool": "shared", "gpus": ["H100-80GB"], "lease_state": "silent", "admin_state": "draining",
+    "repair_state": "well", "last_sync_at": None, "state_reason": "", "simulated": False,
+}  # fmt: skip
+WORK = {
+    "id": "00000000-0000-4000-8000-000000000001", "name": "storm", "kind": "job", "state": "running", "outcome": "", "reason": "",
+    "project": "vision/main", "pool": "shared", "units": 2, "hosts": 1, "models": [], "profile": "", "attempt": 1,
+    "submitted_at": "2026-03-02T09:00:00Z", "started_at": None, "max_runtime_seconds": 60, "command": "true",
+    "runs": [{"attempt": 1, "host": "h3", "gpus": ["GPU-a", "GPU-b"]}],
+}  # fmt: skip
+# What a portal of before had: neither previews nor rules' origins, nor what is free in slices.
+MODEL = {"model": "H100", "gpus": 8, "held_gpus": 0, "free_gpus": 8}
+OLD: dict[str, Any] = {
+    "/api/v1/pools/": [{"slug": "shared", "kind": "dynamic", "models": [MODEL]}],
+    "/api/v1/hosts/": {"count": 1, "results": [HOST]},
+    "/api/v1/hosts/h3/drain/": HOST,
+    "/api/v1/hosts/h3/health/": {"gpus": [], "strays": 0, "stray_processes": [], "maintenance": []},
+    "/api/v1/health-rules/": {"count": 1, "results": [{"code": "xid:79", "meaning": "gone", "action": "cordon", "repeats": 1}]},
+    f"/api/v1/workloads/{WORK['id']}/": WORK,
+}
+
+
+class Old(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = OLD.get(self.path.partition("?")[0])
+        told = b"<h1>Not Found</h1>" if body is None else json.dumps(body).encode()
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def old_portal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], Answer]]:
+    """Runs one command line against it."""
+    from cli.main import run
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Old)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GPUPOOL_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("GPUPOOL_TOKEN", "gpp_x")
+
+    def call(line: str) -> Answer:
+        code = run(line.split())
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    yield call
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("line", "lacks"), [("status", "free_in_parts_gpus"), ("host health h3", "state_reason"), ("health-rule list", "origin")]
+)
+def test_an_answer_without_a_field_is_told_in_a_sentence(old_portal: Callable[[str], Answer], line: str, lacks: str) -> None:
+    answer = old_portal(line)
+    assert answer.code == 5
+    assert answer.err == (
+        f"gpupool: The portal is older than this command: its answer lacks {lacks!r}. Update the portal, or use --json.\n"
+    )
+    assert old_portal(f"{line} --json").code == 0
+
+
+def test_a_call_that_it_does_not_know_is_told_in_a_sentence(old_portal: Callable[[str], Answer]) -> None:
+    for line in ("host drain h3 --preview", "health-rule show 79", "host join h9 --pool shared"):
+        answer = old_portal(line)
+        assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err, line
+
+
+def test_what_it_can_do_is_done_and_said(old_portal: Callable[[str], Answer]) -> None:
+    assert old_portal("host drain h3").out == "h3 is draining, well.\n"
+    assert "its agent does not speak" in old_portal("hosts").out
+    assert "GPU-a, GPU-b" in old_portal(f"show {WORK['id']}").out
