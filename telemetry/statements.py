@@ -23,7 +23,7 @@ from django.db.models import Count, F, Q, Sum
 
 from scheduler.models import Gpu, Pool, Quota
 from telemetry.core.charging import SLOTS_PER_GPU, asset_cost
-from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
+from telemetry.core.money import CENT, MICRO, ZERO, fit_parts, round_parts, rounded, split
 from telemetry.facts import load_rates
 from telemetry.models import (
     STATEMENT_TRANSITIONS,
@@ -79,20 +79,28 @@ class Conservation:
     def holds(self) -> bool:
         return self.total == self.cost
 
-    def in_cents(self) -> dict[str, str]:
-        """The line as it is shown: each figure to the cent, and still adding up."""
-        charged, margin, uncharged, idle, overhead = round_parts(
-            [self.charged, -self.margin, self.uncharged, self.idle, self.overhead]
-        )
-        return {
-            "pool": self.pool_name,
-            "charged": str(charged),
-            "margin": str(-margin),
-            "uncharged": str(uncharged),
-            "idle": str(idle),
-            "overhead": str(overhead),
-            "cost": str(rounded(self.cost)),
-        }
+
+def in_cents(pools: Sequence[Conservation]) -> list[dict[str, str]]:
+    """The lines as they are shown: each adds up to the cent, and what is charged and what the GPUs cost sum over the pools to the
+    month's own figures, to the cent as well (``totals``, the sum of the statement's lines). The rest takes what rounding leaves."""
+    charged = round_parts([pool.charged for pool in pools])
+    costs = round_parts([pool.cost for pool in pools])
+    return [_line_in_cents(*each) for each in zip(pools, charged, costs, strict=True)]
+
+
+def _line_in_cents(pool: Conservation, charged: Decimal, cost: Decimal) -> dict[str, str]:
+    parts = [-pool.margin, pool.uncharged, pool.idle, pool.overhead]
+    # Where the two sides differ, that is to be seen.
+    rest = fit_parts(parts, cost - charged) if pool.holds else round_parts(parts)
+    return {
+        "pool": pool.pool_name,
+        "charged": str(charged),
+        "margin": str(-rest[0]),
+        "uncharged": str(rest[1]),
+        "idle": str(rest[2]),
+        "overhead": str(rest[3]),
+        "cost": str(cost),
+    }
 
 
 @dataclass(frozen=True)
@@ -292,7 +300,7 @@ def _totals_now(month: date) -> dict[str, Any]:
         "gpu_hours": {
             row["bucket"]: str(rounded(Decimal(row["slot_sum"]) / HOUR, MICRO)) for row in hours.order_by("bucket")
         },
-        "pools": [pool.in_cents() for pool in pools],
+        "pools": in_cents(pools),
         "exact": [
             {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost), "holds": pool.holds}
             for pool in pools

@@ -84,5 +84,15 @@ def round_parts(
     return [floor + step if index in raised else floor for index, floor in enumerate(floors)]
 
 
+def fit_parts(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
+    """``amounts`` rounded as ``round_parts`` does, and then to sum to ``total``, a multiple of ``step`` that is near their sum and was
+    rounded elsewhere. What that leaves over goes to the largest of them, where it is least seen; the first of equals. At least one.
+    """
+    parts = round_parts(amounts, step)
+    largest = max(range(len(amounts)), key=lambda index: (abs(amounts[index]), -index))
+    parts[largest] += total - sum(parts, ZERO)
+    return parts
+
+
 def _floor(amount: Decimal, step: Decimal) -> Decimal:
     return _EXACT.multiply(_EXACT.divide(amount, step).to_integral_value(rounding="ROUND_FLOOR"), step).quantize(step)

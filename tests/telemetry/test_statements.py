@@ -9,11 +9,13 @@ from decimal import Decimal
 
 import pytest
 from django.db import DatabaseError, transaction
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.models import Project, Team
-from telemetry import agent_api, statements
+from telemetry import agent_api, selectors, statements
 from telemetry.charges import charge
-from telemetry.core.money import rounded
+from telemetry.core.money import CENT, MICRO, rounded
 from telemetry.ingest import STREAM, drain
 from telemetry.models import Charge, ChargedUntil, HealthRule, Statement, StatementLine
 from telemetry.rollups import roll_up_due
@@ -21,6 +23,7 @@ from tests.telemetry.rows import at, batch, cost_centre, end_hold, hold, host_st
 from tests.world import A100, H100, World, units_of
 
 pytestmark = pytest.mark.django_db
+FIGURES = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
 MARCH, APRIL = dt.date(2026, 3, 1), dt.date(2026, 4, 1)
 AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 
@@ -44,6 +47,38 @@ def busy_march(rates: World) -> World:
     host_state(world.hosts["beta"], at(12, day=8))
     charge(AFTER)
     return world
+
+
+@given(st.lists(st.tuples(*[st.integers(-(10**10), 10**10).map(lambda n: n * MICRO)] * 5), max_size=6))
+def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_cents_of_what_is_so(
+    figures: list[tuple[Decimal, ...]],
+) -> None:
+    pools = [
+        statements.Conservation(n, f"p{n}", charged, margin, uncharged, idle, overhead, charged - margin + uncharged + idle + overhead)
+        for n, (charged, margin, uncharged, idle, overhead) in enumerate(figures)
+    ]
+    rows = statements.in_cents(pools)
+    shown = [{name: Decimal(row[name]) for name in FIGURES} for row in rows]
+    for name in ("charged", "cost"):
+        assert sum((row[name] for row in shown), Decimal(0)) == rounded(sum((getattr(pool, name) for pool in pools), Decimal(0)))
+    for pool, row in zip(pools, shown, strict=True):
+        assert row["charged"] - row["margin"] + row["uncharged"] + row["idle"] + row["overhead"] == row["cost"]
+        assert all(abs(row[name] - getattr(pool, name)) < 3 * CENT for name in FIGURES)
+        assert all(row[name] == rounded(row[name]) for name in FIGURES)
+
+
+def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
+    one = Decimal("10.00")
+    [row] = statements.in_cents([statements.Conservation(1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05"))])
+    assert (row["charged"], row["idle"], row["cost"]) == ("10.00", "10.00", "20.05")
+
+
+def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(busy_march: World) -> None:
+    totals = statements.totals(MARCH)
+    for name in ("charged", "cost"):
+        assert sum(Decimal(pool[name]) for pool in totals["pools"]) == Decimal(totals[name])
+    assert sum(line.amount for line in statements.lines(MARCH)) == Decimal(totals["charged"])
+    assert selectors.charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
 
 
 def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march: World) -> None:
