@@ -246,12 +246,24 @@ class Agent:
 
     async def _bring_about(self) -> None:
         """Have all of it done, and wait for that a moment only: what renews leases comes over the line that waits here."""
+        await asyncio.wait((self._begin_to_catch_up(),), timeout=BRING_ABOUT_SECONDS)
+        self._has_caught_up()
+
+    def _begin_to_catch_up(self) -> asyncio.Task[None]:
+        """Have all of it done in the background. Raises like ``_has_caught_up``."""
         self._is_behind = True
-        if self._catching_up is None or self._catching_up.done():
+        if self._has_caught_up() or self._catching_up is None:
             self._catching_up = asyncio.create_task(self._catch_up())
-        done, _ = await asyncio.wait((self._catching_up,), timeout=BRING_ABOUT_SECONDS)
-        for task in done:
-            task.result()
+        return self._catching_up
+
+    def _has_caught_up(self) -> bool:
+        """Is nothing being done? Raises what went wrong in it, once, however long it took: an agent that can't do what is wanted
+        ends, and is started again."""
+        ended = self._catching_up
+        if ended is not None and ended.done():
+            self._catching_up = None
+            ended.result()
+        return self._catching_up is None
 
     async def _catch_up(self) -> None:
         while self._is_behind:
@@ -339,8 +351,8 @@ class Agent:
             await asyncio.sleep(LOOK_SECONDS)
             if self.runs.look():
                 self.news.note_change()
-            if self.runs.waits_for_units or self._something_to_forget():
-                await self._reconcile()
+            if self._has_caught_up() and (self.runs.waits_for_units or self._something_to_forget()):
+                self._begin_to_catch_up()  # not waited for: while a start takes long, the ends of others are seen
 
     def _something_to_forget(self) -> bool:
         patience = 2 * self.poll_seconds

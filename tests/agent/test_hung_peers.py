@@ -192,6 +192,28 @@ async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: Runs) 
             runs.look()
 
 
+async def test_a_start_that_failed_is_told_of_while_what_it_made_is_still_being_removed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is told of no such run any more would take it for lost."""
+    leaving, over = threading.Event(), threading.Event()
+
+    def leave(mark: str) -> None:
+        leaving.set()
+        over.wait(20)
+
+    monkeypatch.setattr(runs.network, "leave", leave)  # the program that removes it hangs
+    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # which can't be written then
+    start = asyncio.create_task(runs.start(job("true"), boottime() + 30))
+    async with asyncio.timeout(20):
+        while not leaving.is_set():
+            await asyncio.sleep(0.01)
+        assert [seen.run for seen in runs.seen()] == ["run-1"]
+        over.set()
+        assert not await start
+    assert [(seen.run, seen.outcome) for seen in runs.seen()] == [("run-1", "start_failed")]
+
+
 async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Runs) -> None:
     wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")
     assert await runs.start(wanted, boottime() + 30)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import agent.daemon
+from agent import processes
 from agent.daemon import Agent, Options
 from agent.launchers import Plain
 from agent.protocol import VERSION, Desired, RunWanted
-from agent.run import Run, described
+from agent.run import Run, Waiting, described
 from agent.runs import Runs
 from agent.simulated_nvml import SimulatedMeter
-from agent.state import State, read_json
+from agent.state import State, boot_id, read_json
 from tests.agent.conftest import job
 
 POLL_SECONDS = 2.0
@@ -37,8 +39,11 @@ class Host:
         self.wanted: RunWanted = job("sleep 1000")
         self.folder = state.runs / self.wanted.run
         self.folder.mkdir()
-        (self.folder / "shim.json").write_text(json.dumps({"started_at": 1.0}))
-        runs.runs[self.wanted.run] = Run(self.folder, described(self.wanted), shim={"started_at": 1.0})
+        me = processes.look(os.getpid())
+        assert me is not None
+        shim = {"started_at": 1.0, "pid": me.pid, "start_ticks": me.start_ticks, "boot_id": boot_id()}
+        (self.folder / "shim.json").write_text(json.dumps(shim))
+        runs.runs[self.wanted.run] = Run(self.folder, described(self.wanted), shim=shim)
         monkeypatch.setattr(
             runs, "_order", lambda run, **said: (run.folder / "order.json").write_text(json.dumps(said))
         )
@@ -135,3 +140,56 @@ def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(host: Host, m
     frame = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[never_began, stopping], poll_seconds=POLL_SECONDS)
     asyncio.run(host.agent.on_desired(frame, 1000.0))
     assert stopped == [True]
+
+
+def test_the_ends_of_others_are_seen_while_a_start_takes_long(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    live_agent, run, waits = host.agent, host.agent.runs.runs[host.wanted.run], job("true", generation=2)
+
+    async def live() -> None:
+        starting, over = asyncio.Event(), asyncio.Event()
+
+        async def start(wanted: RunWanted) -> None:
+            starting.set()
+            await over.wait()
+
+        monkeypatch.setattr(live_agent, "_start", start)
+        live_agent.runs.waiting[waits.run] = Waiting(waits, host.now, "waiting until GPU-1 is free")
+        live_agent._desired = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits])
+        looking = asyncio.create_task(live_agent._look())
+        async with asyncio.timeout(20):
+            await starting.wait()
+            ended = {"outcome": "finished", "exit_code": 0, "ended_at": 1.0, "error": ""}
+            (host.folder / "exit.json").write_text(json.dumps(ended))
+            while not run.ended:
+                await asyncio.sleep(0.02)
+        over.set()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("by", ["_look", "_bring_about"])
+def test_what_goes_wrong_after_nobody_waits_for_it_any_more_is_still_heard_of(
+    host: Host, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    async def live() -> None:
+        over, tried = asyncio.Event(), 0
+
+        async def reconcile() -> None:
+            nonlocal tried
+            tried += 1
+            await over.wait()
+            if tried == 1:
+                raise RuntimeError("it can't be done")
+
+        monkeypatch.setattr(agent.daemon, "BRING_ABOUT_SECONDS", 0.01)
+        monkeypatch.setattr(host.agent, "_reconcile", reconcile)
+        await host.agent._bring_about()
+        over.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="it can't be done"):
+            await asyncio.wait_for(getattr(host.agent, by)(), 20)
+
+    asyncio.run(live())
