@@ -8,8 +8,8 @@ import signal
 import time
 
 from agent.shim.files import boot_id, boottime, complain, write_json
-from agent.shim.log import READ_BYTES
-from agent.shim.tree import descendants, process_stat, send
+from agent.shim.log import drain
+from agent.shim.tree import descendants, ended_children, process_stat, send
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
@@ -116,24 +116,14 @@ class Hook:
         return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
 
     def listen(self) -> None:
-        """Keep the last of what it prints; never waits, and comes to an end however much that is."""
-        try:
-            for _ in range(64):
-                data = os.read(self.output, READ_BYTES)
-                if not data:
-                    return
-                self.said = (self.said + data)[-HOOK_WORDS:]
-        except BlockingIOError:
-            return
+        """Keep the last of what it prints."""
+        drain(self.output, self.keep)
+
+    def keep(self, said: bytes) -> None:
+        self.said = (self.said + said)[-HOOK_WORDS:]
 
     def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             if pid == self.pid:
                 self.status = status
 

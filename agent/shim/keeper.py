@@ -16,8 +16,8 @@ from agent.shim.door import NoticeDoor
 from agent.shim.entry import enter, handed_in
 from agent.shim.files import boot_id, boottime, complain, read_json, write_json
 from agent.shim.hook import Hook
-from agent.shim.log import READ_BYTES, Log
-from agent.shim.tree import catches, descendants, members, out_of_memory_kills, process_stat, send
+from agent.shim.log import Log, drain
+from agent.shim.tree import catches, descendants, ended_children, members, out_of_memory_kills, process_stat, send
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
@@ -197,27 +197,12 @@ class Shim:
             return
 
     def drain_log(self) -> None:
-        for _ in range(64):  # then look at signals and limits again, however much the workload writes
-            if self.pipe is None:
-                return
-            try:
-                data = os.read(self.pipe, READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                os.close(self.pipe)
-                self.pipe = None
-                return
-            self.log.write(data)
+        if self.pipe is not None and drain(self.pipe, self.log.write):
+            os.close(self.pipe)
+            self.pipe = None
 
     def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             if pid == self.main:
                 self.main_status = status
 

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 READ_BYTES = 1 << 16  # of a pipe, at once
+READ_TIMES = 64  # then there is something else to look at, however much is written
 LOG_SEGMENT_BYTES = 1 << 20
 LOG_SEGMENTS = 8
+
+
+def drain(pipe: int, take: Callable[[bytes], None]) -> bool:
+    """Hand what is in a pipe to ``take``, a piece at a time; whether nobody can write to it any more. Never waits, and comes to an
+    end however fast somebody writes."""
+    for _ in range(READ_TIMES):
+        try:
+            data = os.read(pipe, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            return True
+        take(data)
+    return False
 
 
 class Log:
@@ -17,20 +36,22 @@ class Log:
         self.offset = 0
         self.file: int | None = None
         self.written = 0
-        self.lost = 0
+        self.lost = 0  # bytes that could not be written since the last that could
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Never raises: a full disk costs output, not the workload."""
+        """Never raises: a full disk costs output, not the workload. What it cost is said as soon as there is room."""
+        rest = (b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b"") + data
         try:
             file = self.rotate() if self.file is None or self.written >= LOG_SEGMENT_BYTES else self.file
-            while data:
-                written = os.write(file, data)
+            while rest:
+                written = os.write(file, rest)
                 self.offset += written
                 self.written += written
-                data = data[written:]
+                rest = rest[written:]
+            self.lost = 0
         except OSError:
-            self.lost += len(data)
+            self.lost += min(len(rest), len(data))
 
     def rotate(self) -> int:
         if self.file is not None:

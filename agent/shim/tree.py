@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
     """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone. Z only where no thread is left:
@@ -34,6 +38,18 @@ def descendants(root: int) -> list[tuple[int, int, str]]:
             found.append((child, depth + 1, name))
             level.append((child, depth + 1))
     return found
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """(pid, wait status) of each child that has ended since this was asked last; never waits."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def send(pid: int, number: int) -> None:

@@ -94,6 +94,30 @@ async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
     assert await agent.end() == 0
 
 
+async def test_a_log_says_where_a_full_disk_has_cost_output(
+    edge: FakeEdge, agent: AgentProcess, disk: Path, tmp_path: Path
+) -> None:
+    rounds, log = tmp_path / "rounds", agent.state / "runs" / "run-1" / "log"
+    loud = f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {rounds}; sleep 0.05; done"
+    run = await running(edge, loud)
+    edge.commits = False  # no batch of samples leaves room
+
+    def written() -> int:
+        return sum(path.stat().st_size for path in log.iterdir())
+
+    while True:
+        fill(disk)
+        before, until = written(), rounds.stat().st_size + 5
+        await edge.until(lambda until=until: rounds.stat().st_size >= until)  # type: ignore[misc]
+        if written() == before:
+            break
+    (disk / "fill").unlink()
+    await edge.until(lambda: "bytes are missing here: they could not be written]\n" in edge.log(run))
+    told = int(edge.log(run).partition(" bytes are missing")[0].rpartition("[")[2])
+    assert told >= 4 * 9001
+    assert edge.log(run).count("bytes are missing") == 1, "said once, and then it goes on"
+
+
 async def test_a_workload_is_stopped_and_its_gpu_free_while_the_disk_is_full(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
