@@ -85,8 +85,9 @@ def round_parts(
 
 
 def fit_parts(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
-    """``amounts`` rounded as ``round_parts`` does, and then to sum to ``total``, a multiple of ``step`` that is near their sum and was
-    rounded elsewhere. What that leaves over goes to the largest of them, where it is least seen; the first of equals. At least one.
+    """``amounts`` rounded as ``round_parts`` does, and then to sum to ``total``, a multiple of ``step`` that is near their sum
+    and was rounded elsewhere. What that leaves over goes to the largest of them, where it is least seen; the first of equals.
+    At least one.
     """
     parts = round_parts(amounts, step)
     largest = max(range(len(amounts)), key=lambda index: (abs(amounts[index]), -index))

@@ -54,8 +54,8 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
     figures: list[tuple[Decimal, ...]],
 ) -> None:
     pools = [
-        statements.Conservation(n, f"p{n}", charged, margin, uncharged, idle, overhead, charged - margin + uncharged + idle + overhead)
-        for n, (charged, margin, uncharged, idle, overhead) in enumerate(figures)
+        statements.Conservation(n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4])
+        for n, parts in enumerate(figures)
     ]
     rows = statements.in_cents(pools)
     shown = [{name: Decimal(row[name]) for name in FIGURES} for row in rows]
