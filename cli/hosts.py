@@ -298,8 +298,8 @@ def _preview(session: Session, name: str, body: dict[str, Any]) -> None:
     output.say(f"{TITLES[found['verb']].format(name)}: {found['text']}")
     _say_work(found["work"])
     if found["gpus"] is not None:
-        where = "come back to" if found["verb"] == "return" else "leave"
-        output.say(f"GPUs that {where} the pool: {found['gpus']}.")
+        away = {"return": "come back to the pool", "maintenance": "are away meanwhile"}
+        output.say(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
     _say_reservations(found)
     if found["last_end"]:
         output.say(f"The last ends by {local(found['last_end'])} at the latest.")

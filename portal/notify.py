@@ -15,6 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from portal import policy
 from portal.models import (
     Approval,
     AuditEvent,
@@ -27,9 +28,10 @@ from portal.models import (
     User,
 )
 from portal.selectors import arrays, moves, stops
+from portal.selectors.host_events import SOMEBODY
 from portal.wording import ask_texts
 from scheduler import nudge
-from scheduler.attestation import SEEN_OFF
+from scheduler.attestation import seen_off
 from scheduler.core.geometry import described
 from scheduler.core.reasons import Code
 from scheduler.models import (
@@ -309,7 +311,7 @@ def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
         before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
-        off = change.reason.removeprefix(SEEN_OFF) if change.reason.startswith(SEEN_OFF) else ""
+        off = seen_off(change.reason)
         if before is not None and not off and _is_as_well(change, before):
             continue  # something else about it changed
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list("workload__owner_id", flat=True)
@@ -319,11 +321,24 @@ def _host_troubles(since: datetime, now: datetime) -> Iterator[Fact]:
             else f"its repair state is {change.repair_state}"
         )
         numbers: dict[str, Any] = {"host": change.host.name}
-        if off:
-            numbers |= {"off_since": change.at.timestamp(), "by": off}
-        else:
+        if off is None:
             numbers |= {"trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
-        yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
+            yield Fact("host_trouble", f"host:{change.pk}", (*_operators(), *owners), numbers)
+            continue
+        name, why = off
+        numbers |= {"off_since": change.at.timestamp(), "why": why}
+        # As on the host's page: who it was is for those who see everybody's work.
+        told = User.objects.filter(pk__in=(*_operators(), *owners))
+        knows = tuple(user.pk for user in told if policy.sees_all_teams(user))
+        yield Fact("host_trouble", f"host:{change.pk}", knows, {**numbers, "by": _person(name)})
+        others = tuple(user.pk for user in told if user.pk not in knows)
+        yield Fact("host_trouble", f"host:{change.pk}", others, {**numbers, "by": SOMEBODY})
+
+
+def _person(username: str) -> str:
+    """As pages name people."""
+    user = User.objects.filter(username=username).first()
+    return (user.get_full_name() if user else "") or username
 
 
 def _is_as_well(change: HostStateChange, before: HostStateChange) -> bool:

@@ -14,6 +14,14 @@ from scheduler.states import LeaseState, change_state
 SEEN_OFF = "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
 
 
+def seen_off(reason: str) -> tuple[str, str] | None:
+    """The name of the one who has seen it off, and why, out of the reason of a change; None: it is another reason."""
+    if not reason.startswith(SEEN_OFF):
+        return None
+    name, _, why = reason.removeprefix(SEEN_OFF).partition(":")
+    return name, why.strip()
+
+
 def may_be_off(host: Host, now: datetime) -> bool:
     """Whether its agent has spoken once, and not just now."""
     heard = host.last_sync_at

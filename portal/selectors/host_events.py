@@ -9,6 +9,7 @@ from typing import Any
 
 from portal import policy
 from portal.models import AuditEvent, User
+from scheduler.attestation import seen_off
 from scheduler.models import GpuStateChange, Host, HostStateChange
 from telemetry.health import for_everybody
 from telemetry.models import HealthEvent, HealthRule
@@ -128,7 +129,10 @@ class _Names:
     def reason(self, moment: datetime, kept: str) -> str:
         """A person's own words where there are any; else what is kept with the change."""
         deed = self.by_moment.get(moment)
-        return deed.why if deed is not None and deed.why else kept
+        if deed is not None and deed.why:
+            return deed.why
+        off = seen_off(kept)  # of long ago: the deed is not among those that were read
+        return kept if off is None or self.are_known else f"seen powered off by {SOMEBODY}: {off[1]}"
 
 
 def _hardware(rows: list[HealthEvent]) -> Iterable[Happened]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -104,16 +104,19 @@ def effect(
 
 def touched_work(host: Host, verb: str, now: datetime, moved: Mapping[int, Moved] | None = None) -> list[Touched]:
     """The work on a host and what a verb does, or did, to each: the soonest gone first. ``moved``: what the planner says of it."""
-    of_verb = _OF_VERB.get(verb, _stays)
-    return _sorted([of_verb(host, row, now, moved or {}) for row in reads.still_there(host, now)])
+    rows = reads.still_there(host, now)
+    if verb == "drain":
+        return _sorted([_drained(host, row, now, moved or {}) for row in rows])
+    if verb == "revoke":
+        ends = (host.last_sync_at or now) + timedelta(seconds=leases.silent_after([host])[host.pk])
+        return _sorted([Touched(row.workload, "lease", ends) for row in rows])
+    if verb == "off":
+        return _sorted([Touched(row.workload, "lost", None) for row in rows])
+    return _sorted([Touched(row.workload, "leaves" if row.leaves else "runs_on", row.by) for row in rows])
 
 
 def _sorted(rows: list[Touched]) -> list[Touched]:
     return sorted(rows, key=lambda row: (row.by.timestamp() if row.by else 0.0, row.workload.pk))
-
-
-def _stays(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
-    return Touched(row.workload, "leaves" if row.leaves else "runs_on", row.by)
 
 
 def _drained(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
@@ -123,22 +126,6 @@ def _drained(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[in
     notice = now + timedelta(seconds=host.pool.notice_seconds + host.pool.grace_seconds)
     happens = "leaves" if plan is None else "moves" if plan.placement else "moves_and_waits"
     return Touched(row.workload, happens, row.by if row.leaves else min(row.by, notice), plan is not None and plan.begins_anew)
-
-
-def _with_lease(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
-    heard = host.last_sync_at or now
-    return Touched(row.workload, "lease", heard + timedelta(seconds=leases.silent_after([host])[host.pk]))
-
-
-def _lost(host: Host, row: reads.StillThere, now: datetime, moved: Mapping[int, Moved]) -> Touched:
-    return Touched(row.workload, "lost", None)
-
-
-_OF_VERB: dict[str, Callable[[Host, reads.StillThere, datetime, Mapping[int, Moved]], Touched]] = {
-    "drain": _drained,
-    "revoke": _with_lease,
-    "off": _lost,
-}
 
 
 def _of_window(host: Host, start: datetime, now: datetime) -> list[Touched]:

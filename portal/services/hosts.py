@@ -207,7 +207,8 @@ def _change(actor: User, host: Host, new: AdminState, why: str, now: datetime, v
 
 
 def _stays(host: Host, new: AdminState) -> str:
-    return f"{host.name} is {host.admin_state.replace('_', ' ')}; it can't become {new.value.replace('_', ' ')}."
+    is_now = f"{host.name} is {host.admin_state.replace('_', ' ')}"
+    return f"{is_now} already." if host.admin_state == new else f"{is_now}; it can't become {new.value.replace('_', ' ')}."
 
 
 def _is_not_off(host: Host) -> str:

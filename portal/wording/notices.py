@@ -60,7 +60,8 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
     ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "host_trouble": lambda f: (
-        f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} (by {f.plain('', 'by')})."
+        f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} "
+        f"(by {f.plain('', 'by')}{f.plain(': ', 'why') if f.get('why') else ''})."
         if f.get("off_since")
         else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
     ),

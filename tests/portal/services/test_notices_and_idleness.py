@@ -12,7 +12,7 @@ from django.db import connection
 
 from portal import idle, notify
 from portal.idle import Activity, Verdict
-from portal.models import Notification, Submission
+from portal.models import Notification, Submission, User
 from portal.services import approvals, hosts, reservations, workloads
 from portal.wording import notices as notice_texts
 from portal.wording import reasons
@@ -191,6 +191,26 @@ def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: 
     ]
     assert told[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
     assert len(told) == 2 and "fell silent" in told[0]
+
+
+@pytest.mark.django_db
+def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world: World) -> None:
+    """As on the host's page: to members it was an operator."""
+    User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Perez")
+    run_of(job(world), world)
+    HostStateChange.objects.create(
+        host=world.hosts["alpha"], lease_state="silent", admin_state="in_service", repair_state="well", at=world.now,
+        reason=f"seen powered off by {world.operator.username}: the fuse: burnt",
+    )  # fmt: skip
+    notify.tell(world.now + MINUTE)
+    told = {
+        row.user_id: (notice_texts.notice(row.kind, row.numbers), row.numbers)
+        for row in Notification.objects.filter(kind="host_trouble")
+    }
+    assert told[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
+    sentence, numbers = told[world.vision.member.pk]
+    assert sentence.endswith("(by an operator: the fuse: burnt).")
+    assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(numbers)
 
 
 @pytest.mark.django_db

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from portal.models import AuditEvent, User
 from portal.selectors import fleet
-from scheduler.models import Host, Pool, Unit
+from scheduler.models import Host, HostStateChange, Pool, Unit
 from scheduler.services import hosts as engine
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
@@ -127,3 +127,14 @@ def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
     unit.save()
     page = text_of(signed_in(world.operator).get(reverse("fleet"), {"pool": "shared"}).content.decode())
     assert "at most 8 on one host · 1 free in slices" in page
+
+
+def test_who_saw_a_host_off_long_ago_is_named_only_to_those_who_see_everybodys_work(world: World) -> None:
+    """The deed is older than the ones that are read; what is kept with the change has the name."""
+    HostStateChange.objects.create(
+        host=world.hosts["alpha"], lease_state="silent", admin_state="in_service", repair_state="well", at=world.now,
+        reason="seen powered off by hannah: the fuse",
+    )  # fmt: skip
+    assert "seen powered off by hannah: the fuse" in events_of(world.operator)
+    told = events_of(world.vision.member)
+    assert "seen powered off by an operator: the fuse" in told and "hannah" not in told

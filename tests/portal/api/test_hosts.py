@@ -1,0 +1,252 @@
+"""Hosts and health rules through the API: what a verb would touch, who is left after it, how a host joins, what is revoked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils.dateparse import parse_datetime
+
+from portal.models import AuditEvent
+from portal.services import host_effects
+from scheduler import leases
+from scheduler.models import Host, JoinToken, MaintenanceWindow, Reservation, Run, Storage, Workload
+from telemetry.models import HealthRule
+from tests.portal.api.conftest import Client
+from tests.portal.web.work_samples import reserve, run_job
+from tests.world import World
+
+HOSTS = "/api/v1/hosts/"
+PREVIEW = f"{HOSTS}alpha/preview/"
+
+
+@pytest.fixture
+def busy(today_world: World) -> World:
+    """alpha with a job that can be preempted and a notebook that can't."""
+    run_job(today_world, today_world.vision, "storm", host="alpha", gpus=[0, 1])
+    run_job(today_world, today_world.language, "desk", host="alpha", gpus=[2], kind="notebook")
+    return today_world
+
+
+def happens(answer: Any) -> dict[str, str]:
+    return {row["name"]: row["happens"] for row in answer.json()["work"]}
+
+
+def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(busy: World, client_of: Client) -> None:
+    operator = client_of(busy.operator)
+    limits = {w.name: w.started_at + timedelta(seconds=w.max_runtime_seconds) for w in Workload.objects.all() if w.started_at}
+
+    def by(answer: Any) -> dict[str, Any]:
+        return {row["name"]: row["by"] and parse_datetime(row["by"]) for row in answer.json()["work"]}
+
+    drain = operator.post(PREVIEW, {"verb": "drain"})
+    assert happens(drain) == {"storm": "moves", "desk": "runs_to_end"}
+    gone = by(drain)["storm"] - busy.now
+    notice = timedelta(seconds=busy.shared.notice_seconds + busy.shared.grace_seconds)
+    assert notice <= gone < notice + timedelta(minutes=5) and by(drain)["desk"] == limits["desk"]
+    assert [row["name"] for row in drain.json()["work"]] == ["storm", "desk"], "the soonest gone first"
+    cordon = operator.post(PREVIEW, {"verb": "cordon"})
+    assert happens(cordon) == {"storm": "runs_on", "desk": "runs_on"} and by(cordon) == limits
+    assert parse_datetime(cordon.json()["last_end"]) == max(limits.values())
+    Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
+    revoke = operator.post(PREVIEW, {"verb": "revoke"})
+    host = Host.objects.select_related("pool").get(name="alpha")
+    ends = busy.now + timedelta(seconds=leases.silent_after([host])[host.pk])
+    assert happens(revoke) == {"storm": "lease", "desk": "lease"} and set(by(revoke).values()) == {ends}
+    start, end = busy.now + timedelta(hours=1), busy.now + timedelta(hours=2)
+    Workload.objects.filter(name="storm").update(max_runtime_seconds=3600)
+    window = operator.post(PREVIEW, {"verb": "maintenance", "start": start.isoformat(), "end": end.isoformat()})
+    assert happens(window) == {"storm": "before", "desk": "moved_before"} and by(window)["desk"] == start
+    Host.objects.filter(name="alpha").update(last_sync_at=busy.now - timedelta(hours=1), lease_state="suspect")
+    off = operator.post(PREVIEW, {"verb": "off"})
+    assert happens(off) == {"storm": "lost", "desk": "lost"} and set(by(off).values()) == {None}
+    assert off.json()["gpus"] is None and drain.json()["gpus"] == 8
+
+
+def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
+    operator = client_of(busy.operator)
+    before = list(Host.objects.order_by("pk").values()), list(Workload.objects.order_by("pk").values())
+    told = AuditEvent.objects.count()
+    for verb in ("cordon", "drain", "revoke"):
+        assert operator.post(PREVIEW, {"verb": verb}).status_code == 200
+    assert before == (list(Host.objects.order_by("pk").values()), list(Workload.objects.order_by("pk").values()))
+    assert AuditEvent.objects.count() == told
+
+
+def test_a_preview_of_work_that_would_not_find_its_checkpoint_says_so(busy: World, client_of: Client) -> None:
+    for name in ("alpha", "beta"):  # each has homes of its own
+        homes = Storage.objects.create(key=name, listed_at=busy.now)
+        Host.objects.filter(name=name).update(storage=homes)
+    told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
+    assert told["begins_anew"] and told["words"].endswith("it does not find the checkpoint and begins anew")
+
+
+def test_a_preview_is_refused_where_the_verb_is_in_the_same_words(busy: World, client_of: Client) -> None:
+    operator = client_of(busy.operator)
+    for verb, path in (("return", "return"), ("off", "attest-off")):
+        Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
+        tried, done = operator.post(PREVIEW, {"verb": verb}), operator.post(f"{HOSTS}alpha/{path}/", {"why": "x"})
+        assert (tried.status_code, tried.json()) == (409, done.json())
+    window = {"start": (busy.now + timedelta(hours=1)).isoformat(), "end": (busy.now + timedelta(hours=2)).isoformat()}
+    assert operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).status_code == 201
+    tried = operator.post(PREVIEW, {"verb": "maintenance", **window})
+    assert (tried.status_code, tried.json()) == (409, operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).json())
+    for wrong in ({}, {"start": window["end"], "end": window["start"]}, {"start": window["start"]}):
+        answer = operator.post(PREVIEW, {"verb": "maintenance", **wrong})
+        assert answer.status_code == 400 and "allowed" in answer.json()["errors"][0]["message"], wrong
+    assert operator.post(PREVIEW, {"verb": "explode"}).status_code == 400
+    assert operator.post(PREVIEW, {}).status_code == 400
+
+
+def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(busy: World, client_of: Client) -> None:
+    operator = client_of(busy.operator)
+    done = operator.post(f"{HOSTS}alpha/drain/", {"why": "fans"}).json()
+    assert done["said"] == "alpha is draining: nothing new starts on it." and done["admin_state"] == "draining"
+    assert [(row["name"], row["happens"]) for row in done["still_there"]] == [("storm", "leaves"), ("desk", "runs_to_end")]
+    gone_by = Workload.objects.get(name="storm").gone_by
+    assert gone_by and parse_datetime(done["still_there"][0]["by"]) == gone_by
+    Run.objects.update(ended_at=busy.now)
+    assert operator.post(f"{HOSTS}alpha/cordon/", {}).json()["still_there"] == []
+    back = operator.post(f"{HOSTS}alpha/return/", {}).json()
+    assert back["said"] == "alpha is back in service."
+
+
+def test_an_announced_window_comes_with_its_number_and_what_it_touches(busy: World, client_of: Client) -> None:
+    operator = client_of(busy.operator)
+    window = {"start": (busy.now + timedelta(days=1)).isoformat(), "end": (busy.now + timedelta(days=2)).isoformat()}
+    made = operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "fans"}).json()
+    assert made["id"] == MaintenanceWindow.objects.get().pk
+    assert happens_of(made["work"]) == {"storm": "before", "desk": "before"}
+
+
+def happens_of(work: list[dict[str, Any]]) -> dict[str, str]:
+    return {row["name"]: row["happens"] for row in work}
+
+
+def test_reservations_that_could_not_be_kept_are_named(today_world: World, client_of: Client) -> None:
+    for name in ("one", "two"):
+        row = reserve(today_world, today_world.vision, name, hours=4, length=2)
+        Reservation.objects.filter(pk=row.pk).update(units=8, state="confirmed")
+    told = client_of(today_world.operator).post(PREVIEW, {"verb": "drain"}).json()
+    assert [row["name"] for row in told["unkept"]] in (["one"], ["two"]), "8 of the 16 are left"
+    assert told["unkept"][0]["team"] == "vision"
+
+
+def test_a_join_token_comes_with_the_command_and_its_end(today_world: World, client_of: Client) -> None:
+    operator = client_of(today_world.operator)
+    made = operator.post(HOSTS, {"pool": "shared", "name": "gpu-9"}).json()
+    again = operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()
+    for answer in (made, again):
+        assert f"--host gpu-9 --join-token {answer['token']} && sudo systemctl enable" in answer["command"]
+        assert answer["checkout_command"].startswith("./run agent run ") and answer["token"] in answer["checkout_command"]
+    assert parse_datetime(again["good_until"]) == JoinToken.objects.latest("pk").expires_at
+    assert "systemctl stop" not in again["command"]
+    Host.objects.filter(name="gpu-9").update(agent_version="1")
+    assert operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()["command"].startswith("sudo systemctl stop gpupool-agent && ")
+
+
+def test_a_revoked_host_is_called_so_until_it_has_joined_again(today_world: World, client_of: Client) -> None:
+    Host.objects.update(credential_hash="x" * 64)
+    operator, member = client_of(today_world.operator), client_of(today_world.language.member)
+    assert operator.post(f"{HOSTS}alpha/revoke/", {"why": "its disk left"}).json()["state"] == "revoked"
+    Host.objects.filter(name="beta").update(admin_state="draining")
+    for client in (operator, member):
+        told = {row["name"]: row for row in client.get(HOSTS).json()["results"]}
+        assert (told["alpha"]["state"], told["alpha"]["revoked_why"]) == ("revoked", "its disk left")
+        assert told["alpha"]["revoked_at"] and told["beta"]["revoked_at"] is None
+        assert (told["beta"]["state"], told["gamma"]["state"]) == ("draining", "ready")
+        assert today_world.operator.username not in str(told["alpha"])
+    Host.objects.filter(name="alpha").update(lease_state="silent")
+    assert member.get(f"{HOSTS}alpha/").json()["state"] == "revoked"
+    Host.objects.filter(name="alpha").update(credential_hash="y" * 64)
+    assert member.get(f"{HOSTS}alpha/").json()["state"] == "silent"
+
+
+def test_lists_ask_as_many_queries_however_many_hosts_are_revoked(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.operator)
+
+    def asked() -> int:
+        with CaptureQueriesContext(connection) as seen:
+            assert client.get(HOSTS).status_code == 200
+        return len(seen)
+
+    Host.objects.update(credential_hash="x" * 64)
+    client.post(f"{HOSTS}alpha/revoke/", {})
+    one = asked()
+    for name in ("beta", "gamma", "delta"):
+        client.post(f"{HOSTS}{name}/revoke/", {})
+    assert asked() == one
+
+
+def test_a_preview_asks_as_many_queries_however_much_runs_there(busy: World, client_of: Client) -> None:
+    client = client_of(busy.operator)
+
+    def asked() -> int:
+        with CaptureQueriesContext(connection) as seen:
+            assert client.post(PREVIEW, {"verb": "revoke"}).status_code == 200
+        return len(seen)
+
+    asked()  # the first one with a token notes that it is used
+    few = asked()
+    for index in (3, 4, 5):
+        run_job(busy, busy.vision, f"more {index}", host="alpha", gpus=[index])
+    assert asked() == few
+
+
+def test_a_host_that_is_not_there_is_named_with_those_one_may_see(today_world: World, client_of: Client) -> None:
+    for who, seen in ((today_world.operator, "alpha, beta, delta, gamma"), (today_world.language.member, "alpha, beta, gamma")):
+        client = client_of(who)
+        for method, path in (("get", ""), ("post", "drain/"), ("get", "health/"), ("get", "geometry/"), ("post", "preview/")):
+            answer = getattr(client, method)(f"{HOSTS}h9/{path}", {"verb": "drain"} if path == "preview/" else {})
+            assert answer.status_code == 404
+            assert answer.json()["errors"] == [
+                {"field": "host", "value": "h9", "message": f"host is 'h9'; allowed: {seen}."}
+            ], path
+    for number in range(12):
+        Host.objects.create(name=f"aa-{number:02d}", pool=today_world.shared, created_at=today_world.now)
+    told = client_of(today_world.operator).get(f"{HOSTS}h9/").json()["errors"][0]["message"]
+    assert "aa-09, and others in the list of hosts." in told and "aa-10" not in told
+
+
+def test_the_page_and_the_api_say_the_same_of_a_drain(busy: World, client_of: Client) -> None:
+    """One function finds it, one table has its words."""
+    found = host_effects.effect(busy.hosts["alpha"], "drain", busy.now)
+    told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
+    assert [(row.workload.name, row.words) for row in found.work] == [(row["name"], row["words"]) for row in told["work"]]
+
+
+def test_rules_are_found_in_order_and_by_page(today_world: World, client_of: Client) -> None:
+    member = client_of(today_world.language.member)
+    rules = "/api/v1/health-rules/"
+    first = member.get(f"{rules}?page_size=5&find=xid").json()
+    assert [row["code"] for row in first["results"]] == ["xid:8", "xid:11", "xid:13", "xid:25", "xid:31"]
+    assert first["count"] == HealthRule.objects.filter(code__contains="xid").count()
+    assert member.get(f"{rules}?page_size=5&page=2&find=xid").json()["results"][0]["code"] == "xid:32"
+    assert {row["action"] for row in member.get(f"{rules}?action=cordon").json()["results"]} == {"cordon"}
+    assert member.get(f"{rules}?changed=true").json()["results"] == []
+    assert member.get(f"{rules}?action=explode").status_code == 400
+    assert member.get(f"{rules}xid:79/").json()["default"] == {
+        "action": "cordon", "repeats": 1, "window_seconds": 3600, "counts": "events",
+    }  # fmt: skip
+    unknown = member.get(f"{rules}xid:9999/")
+    assert unknown.status_code == 404 and "code is 'xid:9999'; allowed: a code that has a rule" in unknown.content.decode()
+
+
+def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World, client_of: Client) -> None:
+    operator, rules = client_of(today_world.operator), "/api/v1/health-rules/"
+    changed = operator.put(f"{rules}xid:79/", {"action": "drain", "why": "a bad batch"}).json()
+    assert (changed["action"], changed["repeats"], changed["origin"]) == ("drain", 1, "changed")
+    assert [row["code"] for row in operator.get(f"{rules}?changed=true").json()["results"]] == ["xid:79"]
+    assert operator.put(f"{rules}xid:79/", {}).status_code == 400
+    assert operator.put(f"{rules}xid:79/", {"why": "x"}).status_code == 400
+    assert operator.post(f"{rules}xid:79/reset/", {}).json()["origin"] == "default"
+    added = operator.post(rules, {"code": "xid:999", "meaning": "x", "action": "warn"})
+    assert (added.status_code, added.json()["default"], added.json()["origin"]) == (201, None, "added")
+    assert operator.post(rules, {"code": "xid:999", "meaning": "x", "action": "warn"}).status_code == 409
+    assert operator.post(rules, {"code": "nonsense", "meaning": "x", "action": "warn"}).status_code == 400
+    assert operator.post(f"{rules}xid:999/remove/", {}).json()["code"] == "xid:999"
+    assert operator.get(f"{rules}xid:999/").status_code == 404
+    assert set(AuditEvent.objects.filter(verb__contains="health_rule").values_list("via", flat=True)) == {"api"}
