@@ -76,7 +76,7 @@ class Cycle:
         if (number, kind, bounds) in self._no_fit or (number, kind) in self._no_fit:
             return None
         counts = board.open_counts(kind, bounds)
-        hosts = np.flatnonzero(fit.suitable_hosts(board, ask, counts))
+        hosts = fit.suitable_hosts(board, ask, counts).nonzero()[0]
         if len(hosts) >= ask.hosts:
             units = fit.choose_among(board, ask, kind, hosts, counts, fit.takeable(board, queued))
             if units is not None:
@@ -256,4 +256,4 @@ class Cycle:
 
 def enough_hosts(board: Board, ask: Ask, kind: int) -> bool:
     """Would an ask fit on what is free, if none of it was promised to others?"""
-    return int(fit.suitable_hosts(board, ask, board.counts[kind]).sum()) >= ask.hosts
+    return int(np.count_nonzero(fit.suitable_hosts(board, ask, board.counts[kind]))) >= ask.hosts

@@ -5,6 +5,8 @@ The first that wait are put in here one after another, in their order; ``pace`` 
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from scheduler.core.board import NEVER, Board, Ints
@@ -29,6 +31,7 @@ class Forecast:
             moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
         self.moments: Ints = moments.astype(np.int64)
         self.profiles: dict[int, Ints] = {}
+        self._found: defaultdict[tuple[int, int, int, int, int | None], list[tuple[int, int]]] = defaultdict(list)
         self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
 
     def _free_at(self) -> Ints:
@@ -121,20 +124,23 @@ class Forecast:
         told to go for a reservation needs to be clear of these for ``gone_after`` seconds only."""
         profile = self.profile(kind)
         labels = self.board.ground.roomy(ask)
-        possible = ((profile >= ask.units) & labels).sum(axis=1) >= ask.hosts
-        for i in np.flatnonzero(possible):
+        # Units are only ever taken: who needs the same for as long as one before finds nothing before that one's moment.
+        alike = self._found[id(labels), kind, ask.units, ask.hosts, gone_after]
+        begin = self._at_or_after(max([not_before, *(moment for length, moment in alike if length <= seconds)]))
+        possible = ((profile[begin:] >= ask.units) & labels).sum(axis=1) >= ask.hosts
+        for i in (begin + possible.nonzero()[0]).tolist():
             moment = int(self.moments[i])
-            if moment < not_before:
-                continue
-            last = max(int(i) + 1, self._at_or_after(moment + seconds))
+            last = max(i + 1, self._at_or_after(moment + seconds))
             if gone_after is None or kind not in self.reserved:
-                lowest = profile[int(i) : last].min(axis=0)
+                lowest = profile[i:last].min(axis=0)
             else:
-                clear = max(int(i) + 1, self._at_or_after(moment + gone_after))
-                lent = profile[int(i) : last] + self.reserved[kind][int(i) : last]
-                lowest = np.minimum(profile[int(i) : clear].min(axis=0), lent.min(axis=0))
-            hosts = np.flatnonzero((lowest >= ask.units) & labels)
+                clear = max(i + 1, self._at_or_after(moment + gone_after))
+                lent = profile[i:last] + self.reserved[kind][i:last]
+                lowest = np.minimum(profile[i:clear].min(axis=0), lent.min(axis=0))
+            hosts = ((lowest >= ask.units) & labels).nonzero()[0]
             if len(hosts) >= ask.hosts:
+                if not_before <= self.board.now + 1:
+                    alike.append((seconds, moment))
                 tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]
                 return moment, [int(h) for h in tightest]
         return None

@@ -116,8 +116,8 @@ class Room:
         at = bisect_right(self.moments, max(self.now, self._reached.get(key, 0) - 1))
         while at < len(self.moments):
             end = max(at + 1, bisect_left(self.moments, self.moments[at] + (1 << stretch)))
-            short = np.flatnonzero(room[at:end] < need)
-            if len(short) == 0:
+            short = (room[at:end] < need).nonzero()[0]
+            if not len(short):
                 break
             at += int(short[-1]) + 1  # after the last moment without
         self._reached[key] = self.moments[at] if at < len(self.moments) else NEVER
@@ -128,6 +128,8 @@ class Room:
         units = min(units, self.largest)
         first, last = bisect_left(self.moments, start), self._at(end)
         self.whole[:units, first:last] -= units * hosts
+        if units == self.largest:
+            return
         scraps = self.scraps[units:, first:last]
         taken = np.minimum(scraps, units * hosts)
         scraps -= taken
