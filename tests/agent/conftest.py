@@ -73,6 +73,13 @@ class AgentProcess:
         found: dict[str, int] = read_json(self.state / "runs" / run / "shim.json") or {}
         return found
 
+    async def printed(self, run: str) -> str:
+        """All that a run has printed, once it has ended: its last words may reach the edge after the word of its end."""
+        await self.edge.until_state(run, "ended", 90.0)
+        kept = sum(path.stat().st_size for path in (self.state / "runs" / run / "log").iterdir())
+        await self.edge.until(lambda: len(self.edge.log_bytes.get(run, b"")) >= kept)
+        return self.edge.log(run)
+
     def clean_up(self) -> None:
         """End whatever this test left behind, by pid."""
         if self.process is not None and self.process.returncode is None:

@@ -172,13 +172,13 @@ async def test_a_failure_within_its_memory_is_only_a_failure(edge: FakeEdge, mak
 @lacks_none
 async def test_shared_memory_counts_as_the_workloads(edge: FakeEdge, make_agent: MakeAgent) -> None:
     """Else filling /dev/shm would take the memory of the host."""
-    await make_agent(launcher="bubblewrap")
+    agent = await make_agent(launcher="bubblewrap")
     wanted = job("df --output=size -m /dev/shm | tail -1; head -c 300M /dev/zero > /dev/shm/x", memory_mib=64)
     await edge.want(wanted)
     ended = await edge.until_state(wanted.run, "ended")
-    await edge.until(lambda: edge.log(wanted.run) != "")
-    assert edge.log(wanted.run).split()[0] == "64"
-    assert ended.outcome == "out_of_memory" or "No space left" in edge.log(wanted.run)
+    said = await agent.printed(wanted.run)
+    assert said.split()[0] == "64"
+    assert ended.outcome == "out_of_memory" or "No space left" in said
 
 
 @lacks_none

@@ -178,6 +178,7 @@ async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[
 async def test_it_holds_the_gpus_lock_and_gives_way_to_work(
     make: Callable[..., Diagnostics], says: Path, tmp_path: Path
 ) -> None:
+    says.write_text("hang check")  # it takes as long as it likes
     diagnostics = make()
     diagnostics.want([wanted()])
     await running(diagnostics)
@@ -186,11 +187,10 @@ async def test_it_holds_the_gpus_lock_and_gives_way_to_work(
     diagnostics.give_way(["GPU-other"])
     await asyncio.sleep(0.2)
     assert diagnostics.seen()[0].state == "running"
-    began = time.monotonic()
     diagnostics.give_way(["GPU-0"])
+    says.unlink()  # it can go on, and does not
     seen = await end_of(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "it gave way to work")
-    assert time.monotonic() - began < 2
     locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()
 
 

@@ -69,8 +69,7 @@ async def preempted(edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[
             await edge.change(run, verb="notice", code="evicted_for_guarantee")
         ended = await edge.until_state(run, "ended", 90)
         assert ended.outcome == ("checkpointed" if attempt <= times else "finished"), edge.log(run)
-    await edge.until(lambda: edge.log(f"run-{last}").endswith("\n"))
-    return [edge.log(f"run-{attempt}") for attempt in range(1, last + 1)]
+    return [await agent.printed(f"run-{attempt}") for attempt in range(1, last + 1)]
 
 
 def _ended(edge: FakeEdge, run: str) -> bool:
@@ -94,11 +93,11 @@ async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, ma
     undisturbed = job(line, generation=100, environment={**ENVIRONMENT, "STEPS": "300"})
     await edge.want(undisturbed)
     said = await preempted(edge, agent, line, {"STEPS": "300", "PAUSE": "0.01"}, "begins")
-    await edge.until_state("run-100", "ended")
-    assert "attempt 1 begins after step 0\n" in edge.log("run-100")
+    alone = await agent.printed("run-100")
+    assert "attempt 1 begins after step 0\n" in alone
     begins = [int(re.search(r"attempt \d begins after step (\d+)", text)[1]) for text in said]  # type: ignore[index]
     assert 0 == begins[0] < begins[1] < begins[2] < 300, begins
-    assert said[-1].splitlines()[-1] == edge.log("run-100").splitlines()[-1]
+    assert said[-1].splitlines()[-1] == alone.splitlines()[-1]
     assert re.fullmatch(r"weights [0-9a-f]{64} loss \d+\.\d+", said[-1].splitlines()[-1])
 
 

@@ -235,7 +235,7 @@ async def test_nobody_is_stopped_for_what_ended_work_has_left_while_that_is_remo
 ) -> None:
     slow = tmp_path / "bin" / "rm"  # as it is with a million files
     slow.parent.mkdir()
-    slow.write_text('#!/bin/sh\nsleep 12\nexec /bin/rm "$@"\n')
+    slow.write_text(f'#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexec /bin/rm "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     await make_agent(state="disk/state")
@@ -245,6 +245,7 @@ async def test_nobody_is_stopped_for_what_ended_work_has_left_while_that_is_remo
     await asyncio.sleep(9.0)
     assert list((disk / "state" / "trash").rglob("fill")), "it is still there, or this shows nothing"
     assert (await edge.until_state(neighbour, "running")).outcome == ""
+    (tmp_path / "go").touch()
 
 
 async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_stopped(

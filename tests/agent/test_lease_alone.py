@@ -58,6 +58,14 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
                 os.kill(pid, signal.SIGKILL)
 
 
+def begun(folder: Path, seconds: float = 15.0) -> None:
+    """Wait until its workload has begun."""
+    until = time.monotonic() + seconds
+    while "started_at" not in (read_json(folder / "shim.json") or {}):
+        assert time.monotonic() < until and read_json(folder / "exit.json") is None
+        time.sleep(0.02)
+
+
 def end_of(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
     """How it ended."""
     until = time.monotonic() + seconds
@@ -86,10 +94,9 @@ def test_nothing_begins_that_was_stopped_in_between(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "damaged"])
 def test_a_lease_that_can_not_be_read_any_more_ends_when_it_would_have(make_run: MakeRun, how: str) -> None:
-    until = boottime() + 2.0
+    until = boottime() + 5.0
     folder = make_run("sleep 60", until)
-    while "started_at" not in (read_json(folder / "shim.json") or {}):
-        time.sleep(0.02)
+    begun(folder)
     if how == "removed":
         (folder / "lease").unlink()
     else:
@@ -98,11 +105,14 @@ def test_a_lease_that_can_not_be_read_any_more_ends_when_it_would_have(make_run:
     assert boottime() >= until, "not before its lease"
 
 
-def test_a_lease_that_can_be_read_again_counts_again(make_run: MakeRun) -> None:
-    folder = make_run("sleep 3", boottime() + 2.0)
-    while "started_at" not in (read_json(folder / "shim.json") or {}):
-        time.sleep(0.02)
+def test_a_lease_that_can_be_read_again_counts_again(make_run: MakeRun, tmp_path: Path) -> None:
+    until = boottime() + 5.0
+    folder = make_run(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done", until)
+    begun(folder)
     (folder / "lease").unlink()
-    time.sleep(0.5)
+    time.sleep(1.5)  # it is looked at each second
     (folder / "lease").write_text(f"{boottime() + 60:020.3f}")
+    while boottime() < until + 1.0:
+        time.sleep(0.1)
+    (tmp_path / "go").touch()
     assert end_of(folder)["outcome"] == "finished"

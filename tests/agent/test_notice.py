@@ -119,7 +119,7 @@ async def test_a_question_is_heard_out_however_many_packets_it_comes_in_but_not_
     await edge.want(job(f"python3 -c {shlex.quote(ASKS_IN_PIECES)}"))
     assert (await edge.until_state("run-1", "ended")).exit_code == 0
     told = "HTTP/1.1 204 No Content"
-    assert [line.strip() for line in edge.log("run-1").splitlines()] == [
+    assert [line.strip() for line in (await agent.printed("run-1")).splitlines()] == [
         *[f"in two {told}"] * 3, f"bytes {told}", "elsewhere HTTP/1.1 404 Not Found", "too long HTTP/1.1 400 Bad Request",
         "half HTTP/1.1 400 Bad Request", "slow hung up True",
     ]  # fmt: skip

@@ -191,12 +191,11 @@ async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes
     meter = NvmlMeter()
     await meter.hardware()
     says.write_text("reshape hangs")
-    splitting = asyncio.create_task(meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 1.0))
+    splitting = asyncio.create_task(meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 5.0))
     await asyncio.sleep(0.3)
-    began = time.monotonic()
     rows = await meter.sample({}, 100.0)
-    assert time.monotonic() - began < 0.5 and {row.utilisation for row in rows} == {None}
-    with pytest.raises(NoAnswer, match="within 1 s"):
+    assert not splitting.done() and {row.utilisation for row in rows} == {None}
+    with pytest.raises(NoAnswer, match="within 5 s"):
         await splitting
     says.unlink()
     for _ in range(100):

@@ -183,7 +183,8 @@ async def test_four_ways_to_answer_a_notice_are_told_apart(
     run = await running(edge, agent, command)
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
     if outcome == "killed_at_grace":
-        await asyncio.sleep(1.0)
+        told = agent.state / "runs" / run / "in" / "notice"
+        await edge.until(lambda: told.exists() and (seen := edge.seen(run)) is not None and seen.saved == acknowledged)
         await edge.change(run, verb="stop", grace_seconds=0.5)
     ended = await edge.until_state(run, "ended")
     assert (ended.outcome, ended.checkpoint_at is not None) == (outcome, acknowledged)
@@ -280,7 +281,7 @@ async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) 
     run = await running(edge, agent, SLEEP)
     old = edge.desired()
     edge.silent = True
-    for _ in range(60):  # the server is heard, but it has heard nothing of us since
+    for _ in range(300):  # the server is heard, but it has heard nothing of us since
         await edge.send(old)
         await asyncio.sleep(0.1)
         seen = edge.seen(run)

@@ -79,12 +79,12 @@ async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge,
     await edge.until(lambda: edge.batches)
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(5.0)
     await edge.start(port)
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > heard + 3)
     times = sorted({row.ts for batch in edge.batches for row in batch.rows})
-    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 1.5, "no hole"
+    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 4, "no hole"
     numbers = sorted({batch.sequence for batch in edge.batches})
     assert numbers == list(range(1, len(numbers) + 1))
 
