@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from portal import policy
 from portal.models import User
 from scheduler import open_hosts
 from scheduler.commands import LIVE
+from scheduler.core.geometry import described
+from scheduler.core.model import WHOLE
 from scheduler.isolation import Isolation, lacking
 from scheduler.models import Allocation, BoundUnit, Host, Unit, Workload
 from scheduler.states import TOLD_TO_GO, AdminState, LeaseState, RepairState
@@ -122,6 +125,20 @@ def still_there(host: Host, now: datetime) -> list[StillThere]:
         limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
         rows.append(StillThere(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit))
     return sorted(rows, key=lambda row: (row.by, row.workload.pk))
+
+
+def simulated_as(host: Host) -> str:
+    """The agent's options that simulate the GPUs that a simulated host has; empty where it has none, or measures real ones."""
+    gpus = list(host.gpus.filter(retired_at=None).order_by("index")) if host.simulated else []
+    if not gpus:
+        return ""
+    boards = ",".join(f"{len(list(alike))}x{model}" for model, alike in groupby(gpu.model for gpu in gpus))
+    slices: dict[int, list[str]] = defaultdict(list)
+    rows = Unit.objects.filter(gpu__in=gpus, retired_at=None).exclude(profile=WHOLE).order_by("gpu__index", "slots")
+    for index, profile in rows.values_list("gpu__index", "profile"):
+        slices[index].append(profile)
+    split = ",".join(f"{index}:{described(profiles)}" for index, profiles in slices.items())
+    return f"--simulate {boards}{f' --simulate-mig {split}' if split else ''}"
 
 
 def models_of(host: Host) -> list[tuple[str, int]]:

@@ -101,10 +101,13 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.ordering.Part``)."""
+    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.ordering.Part``). It was asked
+    for ``earlier``, is expected to be ``shorter``, or both."""
 
     workload: Workload
     part: str
+    earlier: bool
+    shorter: bool
 
 
 @dataclass(frozen=True)
@@ -160,17 +163,20 @@ def ahead(workload: Workload, user: User, now: datetime) -> tuple[list[Ahead], i
     """Who has its turn before a waiting workload, as far as the viewer may see them, and how many others."""
     if workload.state != WorkloadState.QUEUED:
         return [], 0
-    before = kept(("before", workload.pk), now, lambda: _before(workload, now))
-    parts = dict(before)
-    rows = policy.visible_workloads(user).filter(pk__in=parts).select_related(*RELATED)
+    before = kept(("first", workload.pk), now, lambda: _before(workload, now))
+    rows = policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
     seen = {row.pk: row for row in rows}
     # The nearest ones say most about one's own place.
-    shown = [Ahead(seen[pk], part) for pk, part in before if pk in seen][-MOST_AHEAD:]
+    shown = [Ahead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen][-MOST_AHEAD:]
     return shown, len(before) - len(shown)
 
 
-def _before(workload: Workload, now: datetime) -> list[tuple[int, str]]:
-    return [(turn.queued.id, str(part)) for turn, part in engine.before(workload, now)]
+def _before(workload: Workload, now: datetime) -> list[tuple[int, str, bool, bool]]:
+    submitted, predicted = int(workload.submitted_at.timestamp()), workload.predicted_seconds
+    return [
+        (turn.queued.id, str(part), turn.queued.submitted < submitted, turn.queued.predicted_seconds < predicted)
+        for turn, part in engine.before(workload, now)
+    ]
 
 
 @dataclass(frozen=True)

@@ -655,6 +655,8 @@ def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
     longest = None if price is None else rounded(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+    columns = wish.ask.columns
+    answer["numbers"] |= reasons.asked_for(answer["code"], columns["models_wanted"], columns["profile"])
     if answer["code"] == Code.DEPENDENCY and wish.after:
         answer["numbers"]["condition"] = _first_awaited(wish, answer["numbers"])
     return {

@@ -280,7 +280,7 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
 
 def _with_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
     commands = verbs.join_commands(row, token)
-    context = {"host": row, "installed": commands.installed, "checkout": commands.checkout}
+    context = {"host": row, "installed": commands.installed, "checkout": commands.checkout, "simulated_as": reads.simulated_as(row)}
     response = render(request, "manage/host_command.html", context)
     response["Cache-Control"] = "no-store"
     return response

@@ -191,7 +191,7 @@ def detail(workload: Workload, found: reads.Why, user: User, now: datetime) -> d
                 "name": row.workload.name,
                 "url": home_cards.page_of(row.workload),
                 "team": row.workload.project.team,
-                "because": turns.FIRST_BECAUSE[row.part],
+                "because": turns.first_because(row.part, row.earlier, row.shorter),
                 "why_url": reverse("why-them", args=[workload.public_id, row.workload.public_id]),
             }
             for row in found.ahead
@@ -402,7 +402,8 @@ def _csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
     cells = (
         [
             w.public_id, w.position, w.name, w.kind, w.project.team.name, w.owner.get_username(), w.pool.name, home_cards.asked(w),
-            w.state, w.queued_at, w.expected_start, w.reason_code, reasons.reason(w.reason_code, w.reason_numbers, None),
+            w.state, w.queued_at, w.expected_start, w.reason_code,
+            reasons.reason(w.reason_code, w.reason_numbers | reasons.asked_for(w.reason_code, w.models_wanted, w.profile), None),
         ]
         for w in rows[:50_000].iterator(chunk_size=1000)
     )  # fmt: skip

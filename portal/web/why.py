@@ -19,6 +19,7 @@ from portal.web.access import signed_in, viewer
 from portal.web.queue import detail
 from portal.web.work_actions import workload_of
 from portal.wording import expected_starts, reasons
+from scheduler.commands import LIVE
 from scheduler.models import Workload
 from scheduler.states import TOLD_TO_GO, WorkloadState
 
@@ -82,6 +83,8 @@ def _so_far(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
         "waited": _waited(workload, tried),
         "answer": _answer(piece, user),
         "attempts": tried,
+        "runs_at_once": len(tried) == 1 and workload.state in LIVE,  # its first attempt, and that still runs
+        "has_moved": len(tried) > 1 or workload.state == WorkloadState.QUEUED,
         "decisions": attempts.decisions(workload, user),
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from portal import policy
 from portal.wording.facts import Facts, Sentence
-from portal.wording.phrases import Numbers, counted, duration, gpus
+from portal.wording.phrases import Numbers, counted, duration, gpus, readable
 from scheduler.models import Workload
 
 # How a dependency has to have ended.
@@ -101,8 +102,7 @@ REASONS: dict[str, Sentence] = {
         if f.get("reservation") and _more_than(f, "of")
         else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
         if f.get("reservation")
-        else f"It needs {f.plain('', 'need') or 'more'} {f.model()}{' on each of several hosts' if f.several('hosts') else ''}"
-        f"{f.plain('; ', 'free', after=' are free now')}."
+        else f"It needs {_needed(f)}{_free_of_these(f)}."
     ),
     "waits_for_eviction": lambda f: (
         f"Room is being made for it: {counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
@@ -167,7 +167,7 @@ REASONS: dict[str, Sentence] = {
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
     "disk_ran_low": lambda f: (
         "The disk of its host ran low, and its temporary files had taken the most of it of late, so it was stopped there. "
-        "None of its own retries is used."
+        "Its own retries stay as they were."
     ),
     "out_of_disk": lambda f: "Its temporary files took more of its host's disk than there is for it, so it was stopped.",
     "gpu_error": lambda f: (
@@ -205,6 +205,31 @@ REASONS: dict[str, Sentence] = {
         f"{', ' + ('one' if f.get('array') else 'it') + ' ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
     ),
 }
+
+
+def _needed(f: Facts) -> str:
+    """``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts``, ``2 × 1g.10gb of A100 80GB``. What was asked for, where the
+    numbers tell it; else the model that the engine names, which is the first of those that would do."""
+    hosts = f.get("hosts") if f.several("hosts") else None
+    count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
+    profile, wanted = f.get("profile"), f.get("wanted")
+    models = f.model() if wanted is None else " or ".join(map(readable, wanted)) or "any model"
+    if not isinstance(count, int):
+        return f"more {f.model()}"
+    if profile:
+        return f"{count} × {profile} of {models}{where}"
+    return f"{counted(count, 'GPU')} of {models}{where}" if wanted == [] else f"{count} {models}{where}"
+
+
+
+def _free_of_these(f: Facts) -> str:
+    """How many are free; where more than one model would do, of those that its team may have."""
+    free, wanted = f.get("free"), f.get("wanted")
+    if not isinstance(free, int):
+        return ""
+    which = "" if wanted is None or len(wanted) == 1 else " that it may have"
+    return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
+
 
 
 def _more_than(f: Facts, name: str) -> bool:
@@ -314,12 +339,18 @@ def why_waits(workload: Workload, viewer: policy.Viewer | None = None) -> str:
 
 
 def why_numbers(workload: Workload) -> dict[str, Any]:
-    """The numbers of why it waits; of a dependency also how that has to end. A query for such a one only."""
-    numbers = dict(workload.reason_numbers)
+    """The numbers of why it waits, with what was asked for; of a dependency also how that has to end. A query for such a one only."""
+    numbers = {**workload.reason_numbers, **asked_for(workload.reason_code, workload.models_wanted, workload.profile)}
     if workload.reason_code == "dependency":
         on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
         numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
     return numbers
+
+
+
+def asked_for(code: str, models: Sequence[str], profile: str) -> dict[str, Any]:
+    """What stands beside the numbers of a code that names GPUs: the models that would do (none: any), and the slice."""
+    return {"wanted": list(models), "profile": profile} if code == "waits_for_units" else {}
 
 
 

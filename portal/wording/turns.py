@@ -36,9 +36,20 @@ FIRST_BECAUSE: dict[str, str] = {
     "priority": "has a higher priority in your team",
     "aged": "has waited too long already",
     "submitted": "has waited longer",
-    "place": "asked earlier, or is shorter",
+    "place": "asked earlier, or is shorter",  # which of the two: ``first_because``
     "number": "was asked for first",
 }
+
+
+
+def first_because(part: str, earlier: bool, shorter: bool) -> str:
+    """What puts it first, in a few words; ``earlier``: it was asked for before the other, ``shorter``: it is expected to run less."""
+    if part != "place" or not (earlier or shorter):
+        return FIRST_BECAUSE[part]
+    if earlier:
+        return "asked earlier, and is shorter" if shorter else "asked earlier"
+    return "is shorter, though asked for later"
+
 
 # Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.selectors.queue.why_them).
 WHY_FIRST: dict[str, Callable[[Facts], str]] = {

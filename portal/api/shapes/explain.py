@@ -24,7 +24,7 @@ class AheadShape(Ser):
 
     def get_because(self, row: Ahead) -> str:
         """The rule in a few words."""
-        return turns.FIRST_BECAUSE[row.part]
+        return turns.first_because(row.part, row.earlier, row.shorter)
 
 
 class WithoutShape(Ser):

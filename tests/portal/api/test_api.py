@@ -73,7 +73,7 @@ def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client)
     numbers = {"need": 2, "workloads": 3, "workload": 9_000_001, "team": 9_000_002, "reservation": 9_000_003, "model": H100}
     Workload.objects.filter(public_id=made["id"]).update(reason_code="waits_for_units", reason_numbers=numbers)
     told = client.get(f"/api/v1/workloads/{made['id']}/why/").json()
-    assert told["numbers"] == {"need": 2, "workloads": 3, "model": H100}
+    assert told["numbers"] == {"need": 2, "workloads": 3, "model": H100, "wanted": [H100], "profile": ""}
     Decision.objects.create(
         workload=Workload.objects.get(public_id=made["id"]), kind="evicted", code="evicted_for_guarantee",
         numbers=numbers | {"for_workload": 9_000_004, "lost": 7}, at=today_world.now, epoch=1,

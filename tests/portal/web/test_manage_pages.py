@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from agent.protocol import JoinRequest
+from agent.simulated_nvml import parse_mig, parse_models
 from portal.models import Submission, User
 from portal.services import approvals, reservations
 from scheduler import agent_api
@@ -154,6 +155,21 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     assert agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host == "gpu-09"
     again = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
     assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
+
+
+def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(world: World) -> None:
+    client = signed_in(world.operator)
+
+    def told(name: str) -> str:
+        return str(client.post(reverse("host", args=[name]), {"verb": "token"}).content.decode())
+
+    for name, gpus in (("alpha", "8xH100-80GB"), ("gamma", "8xA100-40GB --simulate-mig 6:7x1g.5gb,7:7x1g.5gb")):
+        page = told(name)
+        assert f"<code>--simulate {gpus}</code>" in page and "Without a GPU" not in page
+        models, _, split = gpus.partition(" --simulate-mig ")
+        parse_mig(split, parse_models(models))  # the agent takes it
+    Host.objects.filter(name="alpha").update(simulated=False)
+    assert "Without a GPU, add <code>--simulate 8xH100-80GB</code>" in told("alpha")
 
 
 # -- approvals ---------------------------------------------------------------------------------------------------------

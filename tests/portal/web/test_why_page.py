@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
@@ -12,7 +14,7 @@ from scheduler.services import hosts
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
 from tests.portal.web.work_samples import make_waiting, queue_job, run_job, signed_in
-from tests.world import World
+from tests.world import A100, H100, MIG, World
 
 pytestmark = pytest.mark.django_db
 
@@ -30,6 +32,7 @@ def test_what_runs_is_told_why_it_runs_there_and_nothing_of_waiting(world: World
     assert "Why runs runs where it does" in page
     assert "It starts on free GPUs within its team&#x27;s guarantee." in page
     assert "alpha" in page and "Waited at first" in page
+    assert "Where it runs" in page and "and why it moved" not in page
     assert not [words for words in OF_WAITING_ALONE if words in page]
 
 
@@ -55,7 +58,31 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
     Workload.objects.filter(pk=work.pk).update(state="queued", stop_requested="")
     page = page_of(world, work)
     assert "Why moved waits" in page and "What blocks it" in page
-    assert "GPU 0 of alpha failed (XID 79" in page and "Where it ran" in page
+    assert "GPU 0 of alpha failed (XID 79" in page
+    assert "<h2>Where it ran</h2><p>and why it moved</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "needs"),
+    [
+        ({}, "It needs 4 H100 80GB; 2 are free now."),
+        ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may have are free now."),
+        ({"models_wanted": [H100, A100]}, "It needs 4 H100 80GB or A100 40GB; 2 that it may have are free now."),
+        ({"profile": MIG, "models_wanted": [A100]}, f"It needs 4 × {MIG} of A100 40GB; 2 are free now."),
+        ({"hosts": 2, "units": 2}, "It needs 2 H100 80GB on each of 2 hosts; 2 are free now."),
+    ],
+)
+def test_what_it_needs_is_what_was_asked_for_not_the_model_looked_at_first(
+    world: World, asked: dict[str, Any], needs: str
+) -> None:
+    work = queue_job(world, world.vision, "big", units=4)
+    units = {"hosts": asked.get("hosts", 1), "units": asked.get("units", 4)}
+    numbers = {"free": 2, "model": H100, "need": 4, **units}
+    Workload.objects.filter(pk=work.pk).update(
+        **{"models_wanted": [H100], "reason_code": "waits_for_units", "reason_numbers": numbers, **asked}
+    )
+    assert needs in page_of(world, work)
+    assert needs.encode() in b"".join(signed_in(world.vision.member).get(reverse("queue") + "?format=csv"))
 
 
 def test_the_heading_of_an_open_page_follows_what_becomes_of_the_work(world: World) -> None:

@@ -93,6 +93,21 @@ def test_the_place_in_line_is_told_with_its_numbers(world: World) -> None:
     assert "10 times the expected run time" in text and "expected to run 10 minutes" in text
 
 
+def test_of_who_goes_first_by_its_place_it_is_said_whether_it_asked_earlier_or_is_shorter(world: World) -> None:
+    full(world)
+    long = {"preemptible": False, "max_runtime_seconds": 4 * 3600}
+    waits(world, world.vision, "earlier", **long)
+    waits(world, world.vision, "both", minutes=2, preemptible=False, max_runtime_seconds=600)
+    mine = waits(world, world.vision, "mine", minutes=3, **long)
+    waits(world, world.vision, "quick", minutes=4, preemptible=False, max_runtime_seconds=600)
+    detail = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id])).context["detail"]
+    assert {row["name"]: row["because"] for row in detail["ahead"]} == {
+        "earlier": "asked earlier",
+        "both": "asked earlier, and is shorter",
+        "quick": "is shorter, though asked for later",
+    }
+
+
 def test_who_may_not_see_the_other_finds_nothing(world: World) -> None:
     full(world)
     mine = waits(world, world.vision, "mine")
