@@ -118,6 +118,29 @@ class HealthRuleForm(VerbForm):
     counts = forms.ChoiceField(choices=HealthRule.Counts.choices, required=False)
 
 
+class NewHealthRuleForm(VerbForm):
+    code = forms.CharField(max_length=40, label="Code", widget=forms.TextInput(attrs={"placeholder": "xid:201"}))
+    meaning = forms.CharField(max_length=200, label="What it is")
+    action = forms.ChoiceField(label="Action")
+    repeats = forms.IntegerField(initial=1, label="At how many")
+    window_seconds = LengthField(
+        initial=health_verbs.USUAL_WINDOW, label="Within", least=1, most=health_verbs.LONGEST_WINDOW, help_text="Such as 24 h."
+    )
+    counts = forms.ChoiceField(label="Counted", choices=HealthRule.Counts.choices)
+    source = forms.CharField(
+        max_length=200, required=False, label="Who recommends it", help_text="This organisation unless given."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        fields["action"].choices = ACTIONS
+
+
+class RuleCodeForm(VerbForm):
+    code = forms.CharField(max_length=40)
+
+
 ACTIONS = [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices]
 
 
@@ -126,13 +149,15 @@ class RuleFilters(forms.Form):
         required=False, max_length=80, label="Find", widget=forms.TextInput(attrs={"placeholder": "Code or meaning"})
     )
     does = forms.ChoiceField(required=False, label="Action", choices=[("", "Any action"), *ACTIONS])
+    only = forms.ChoiceField(required=False, label="Changed", choices=[("", "All rules"), ("changed", "Changed or added")])
 
     def apply(self, also: str) -> list[HealthRule]:
         """The rules that the filters let through, and the one with the code ``also``; a filter that makes no sense is shown as an
         error and left out."""
         self.is_valid()
         given = self.cleaned_data
-        return rule_reads.rules(find=given.get("find", ""), action=given.get("does", ""), also=also)
+        changed = given.get("only") == "changed"
+        return rule_reads.rules(find=given.get("find", ""), action=given.get("does", ""), changed=changed, also=also)
 
     def address(self) -> dict[str, str]:
         """What is chosen, as the address holds it."""
@@ -281,38 +306,49 @@ def template_edit(request: HttpRequest, slug: str = "") -> HttpResponse:
     )
 
 
+# What the page posts: its form and the service.
+RULE_VERBS: dict[str, tuple[type[VerbForm], Any]] = {
+    "set": (HealthRuleForm, health_verbs.set_health_rule),
+    "reset": (RuleCodeForm, health_verbs.reset_health_rule),
+    "remove": (RuleCodeForm, health_verbs.remove_health_rule),
+    "add": (NewHealthRuleForm, health_verbs.add_health_rule),
+}
+
+
 @signed_in
 def health_rules(request: HttpRequest) -> HttpResponse:
     """The table that says what is done about hardware events. What is refused is told at its row, with what was typed."""
     refused: dict[str, Any] = {}
     filters = RuleFilters(request.GET)
     touched = request.POST.get("code", "") if request.method == "POST" else request.GET.get("saved", "")
-    rules = filters.apply(also=touched)
+    rules = filters.apply(also=touched.replace("\0", ""))
+    verb = request.POST.get("verb", "set")
+    new = NewHealthRuleForm(request.POST if verb == "add" else None)
     if request.method == "POST":
-        form = HealthRuleForm(request.POST)
-        done = None
-        if form.is_valid():
-            done = form.carry_out(
-                health_verbs.set_health_rule, actor=viewer(request), now=timezone.now(), **form.cleaned_data
-            )
+        made_of, deed = RULE_VERBS.get(verb, RULE_VERBS["set"])
+        form = new if verb == "add" else made_of(request.POST)
+        done = form.carry_out(deed, actor=viewer(request), now=timezone.now(), **form.cleaned_data) if form.is_valid() else None
         if done is not None:
+            if verb == "remove":
+                messages.success(request, f"{done.code} has no rule any more: its events are noted.")
             # Back to its row: the table is long.
-            code = form.cleaned_data["code"]
-            query = urlencode({**filters.address(), "saved": code})
-            return redirect(f"{reverse('health-rules')}?{query}#{slugify(code)}")
-        refused = {"code": request.POST.get("code", ""), "errors": [str(e) for row in form.errors.values() for e in row]}
-        for error in refused["errors"]:
+            query = urlencode({**filters.address(), "saved": done.code})
+            return redirect(f"{reverse('health-rules')}?{query}#{slugify(done.code)}")
+        errors = [str(e) for row in form.errors.values() for e in row]
+        refused = {"code": "" if verb == "add" else request.POST.get("code", ""), "errors": errors}
+        for error in () if verb == "add" else errors:
             messages.error(request, error)
+    typed = refused.get("code") if verb == "set" else None
     context = {
         "refused": refused,
         "saved": request.GET.get("saved", ""),
         "most_repeats": health_verbs.MOST_REPEATS,
         "limits": f"1 to {health_verbs.MOST_REPEATS:,} events, within 1 s to {words_of(health_verbs.LONGEST_WINDOW)}",
         "rows": [
-            (_as_typed(rule, request.POST) if rule.code == refused.get("code") else (rule, words_of(rule.window_seconds)))
-            for rule in rules
+            _as_typed(rule, request.POST) if rule.code == typed else (rule, words_of(rule.window_seconds)) for rule in rules
         ],
         "filters": filters,
+        "new": new,
         "actions": ACTIONS,
         "counts": HealthRule.Counts.choices,
         "may_change": policy.may(request.user, "health_rule.change"),

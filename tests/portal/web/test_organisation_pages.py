@@ -186,6 +186,42 @@ def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(w
     assert (rule.action, rule.repeats, rule.window_seconds) == ("warn", 2, 7200)
 
 
+def test_a_changed_health_rule_says_what_it_began_with_and_is_put_back(world: World) -> None:
+    client, address = signed_in(world.operator), reverse("health-rules")
+    assert "Put back" not in client.get(address).content.decode()
+    client.post(address, {"code": "xid:109", "action": "warn", "repeats": "2", "window_seconds": "2 h", "counts": "events"})
+    shown = client.get(address, {"only": "changed"}).content.decode()
+    assert "<b>xid:109</b>" in shown and "<b>xid:79</b>" not in shown
+    assert "It began as Quarantine GPU, at 3 people&#x27;s work within 24 h." in " ".join(shown.split())
+    assert "Put back xid:109" not in signed_in(world.vision.member).get(address).content.decode()
+    assert client.post(address, {"verb": "reset", "code": "xid:109"}).status_code == 302
+    assert HealthRule.objects.get(code="xid:109").origin == "default"
+    again = client.post(address, {"verb": "reset", "code": "xid:109"})
+    assert again.status_code == 400 and "xid:109 is as it began." in again.content.decode()
+
+
+def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
+    client, address = signed_in(world.operator), reverse("health-rules")
+    wish = {
+        "verb": "add", "code": "xid:999", "meaning": "seen before a board died", "action": "warn", "repeats": "1",
+        "window_seconds": "1 h", "counts": "events",
+    }  # fmt: skip
+    for field, value, told in (
+        ("code", "XID9", "code is &#x27;XID9&#x27;; allowed: xid: and a number"), ("code", "xid:79", "it has a rule already"),
+        ("repeats", "0", "repeats is 0; allowed: a whole number from 1 to 1,000"), ("action", "explode", "Select a valid choice"),
+        ("code", "\0", "Null characters are not allowed"),
+    ):  # fmt: skip
+        refused = client.post(f"{address}?find=xid", wish | {field: value})
+        panel = refused.content.decode().partition('id="add"')[2]
+        assert refused.status_code == 400 and told in panel and "seen before a board died" in panel, field
+    assert client.post(address, wish).headers["Location"] == f"{address}?saved=xid%3A999#xid999"
+    assert "Added here." in client.get(address, {"only": "changed"}).content.decode()
+    gone = client.post(address, {"verb": "remove", "code": "xid:999"}, follow=True).content.decode()
+    assert "xid:999 has no rule any more" in gone and not HealthRule.objects.filter(code="xid:999").exists()
+    assert signed_in(world.vision.member).post(address, wish).status_code == 403
+    assert "Add a rule" not in signed_in(world.vision.member).get(address).content.decode()
+
+
 def test_a_job_template_needs_a_command(world: World) -> None:
     client = signed_in(world.operator)
     values = {"name": "Fit", "kind": "job", "type": "training", "units": 2, "hosts": 1}
