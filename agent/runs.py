@@ -45,7 +45,7 @@ from agent.run import (
     write_lease,
     write_order,
 )
-from agent.state import State, boot_id, read_json, write_json, write_text
+from agent.state import State, boot_id, disk_trouble_survived, read_json, write_json, write_text
 from agent.trees import Trash
 
 log = logging.getLogger("agent.runs")
@@ -318,7 +318,8 @@ class Runs:
     async def _has_its_tools(self) -> bool:
         """Are the tools of this version there? What could not be laid out on a full disk is laid out as soon as there is room."""
         if self.state.lacks_tools:
-            await self.through(self.state.lay_out_tools)
+            with disk_trouble_survived("the tools of this version"):
+                await self.through(self.state.lay_out_tools)
         return not self.state.lacks_tools
 
     async def _clear_away(self, wanted: RunWanted) -> None:
