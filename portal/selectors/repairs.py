@@ -97,14 +97,37 @@ def ways(health: list[GpuHealth]) -> list[tuple[str, str]]:
 
 
 def topology(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node; equal ones together."""
+    """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node. What all have alike comes first, without GPUs; then
+    equal ones together."""
+    told = [_parts_of(each) for each in health]
+    alike = [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
     found: dict[str, list[int]] = {}
-    for each in health:
-        links, pcie, node = each.facts.get("nvlinks"), each.facts.get("pcie"), each.gpu.numa_node
-        parts = [f"{links} NVLinks up" if links else "", f"PCIe {pcie}" if pcie else ""]
-        if words := ", ".join(filter(None, [*parts, "" if node is None else f"NUMA node {node}"])):
+    for each, parts in zip(health, told, strict=True):
+        if words := ", ".join(part for part in parts if part and part not in alike):
             found.setdefault(words, []).append(each.gpu.index)
-    return [(", ".join(map(str, gpus)), words) for words, gpus in found.items()]
+    common = ", ".join(filter(None, alike))
+    return [*([("", common)] if common else []), *((_ranges(gpus), words) for words, gpus in found.items())]
+
+
+def _parts_of(each: GpuHealth) -> tuple[str, str, str]:
+    links, pcie, node = each.facts.get("nvlinks"), each.facts.get("pcie"), each.gpu.numa_node
+    return (
+        f"{links} NVLinks up" if links else "",
+        f"PCIe {pcie}" if pcie else "",
+        "" if node is None else f"NUMA node {node}",
+    )
+
+
+def _ranges(gpus: list[int]) -> str:
+    """ "0 to 3, 6": indices in order, those that follow each other together."""
+    runs: list[list[int]] = []
+    for index in sorted(gpus):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words)
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
 
 def test_the_table_shows_where_others_differ_with_their_source(world: World) -> None:
     shown = signed_in(world.people["operator"]).get(reverse("health-rules")).content.decode()
-    assert "Others differ:</b> GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
+    assert "<summary>Others differ</summary>GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
     codes = set(HealthRule.objects.values_list("code", flat=True))
     assert {"xid:154", "remap:failed", "throttle:thermal", "nvlink:down", "breaker:attempts"} <= codes
 
@@ -270,8 +270,8 @@ def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(w
     agent.sync(world.now)
     shown = page(world)
     assert "NVLink: all" in shown and "10.0.0.7" in shown
-    assert "GPU 0, 1, 2, 3: 18 NVLinks up, PCIe x16 of x16, up to generation 5, NUMA node 0" in shown
-    assert "GPU 4, 5, 6, 7: 18 NVLinks up, PCIe x16 of x16, up to generation 5, NUMA node 1" in shown
+    told = "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7: NUMA node 1"
+    assert f"<dt>Each GPU</dt><dd>{told}</dd>" in shown, "what all have alike is said once"
 
 
 def test_the_form_that_attests_a_host_off_says_when_it_is_alive(world: World) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.urls import reverse
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from portal.models import User
+from scheduler.models import Workload
+from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
 from tests.portal.web.work_samples import run_job
 from tests.world import PASSWORD, World
 
@@ -57,6 +61,25 @@ def test_nothing_covers_a_field_of_the_request_form(world: World, live_server: A
             field, below = page.locator(f"[name={name}]").bounding_box(), bar.bounding_box()
             assert field is not None and below is not None
             assert field["y"] + field["height"] <= below["y"], (name, width)
+
+
+CUT = """() => [...document.querySelectorAll(".scroll, .segmented, .tabs")]
+  .filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent.slice(0, 60))"""
+
+
+@pytest.mark.usefixtures("charged")
+def test_on_a_phone_no_table_and_no_choice_is_cut_off(world: World, live_server: Any, browser: Browser) -> None:
+    User.objects.filter(pk=world.operator.pk).update(finance=True)
+    page = sign_in(browser, live_server, world.operator.username)
+    page.set_viewport_size({"width": 360, "height": 640})
+    pages = [reverse(name) for name in ("approvals", "health-rules", "fleet", "queue", "calendar", "budgets")]
+    january = f"{reverse('chargeback')}?month=2026-01"
+    job = Workload.objects.get()
+    for address in (*pages, january, f"{january}&by=person", f"{january}&workload={job.pk}"):
+        page.goto(f"{live_server.url}{address}")
+        page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        assert page.evaluate(CUT) == [], address
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, address
 
 
 def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
