@@ -31,13 +31,16 @@ def health_rule() -> None:
 @click.option("--changed", is_flag=True, help="Only what operators changed or added.")
 @click.option("--action", type=ACTIONS, help="Only rules that do this.")
 def list_rules(session: Session, words: tuple[str, ...], changed: bool, action: str | None) -> None:
-    """Rules: at how many events within which time what is done, who recommends it, where others do something else."""
+    """What is done at how many events within which time, who recommends it, and where others do something else.
+
+    "3 people's work": events of one person's work on a GPU count as one.
+    """
     find = " ".join(_code(word) for word in words) or None
     rows = list(session.client.pages("health-rules/", find=find, changed=changed or None, action=action))
     if session.json:
         return output.as_json(rows)
     output.table(
-        ("rule", "meaning", "action", "at", "is", "source", "others differ"),
+        ("rule", "meaning", "action", "when", "is", "source", "others differ"),
         (
             (
                 row["code"],
@@ -67,7 +70,7 @@ def show(session: Session, code: str) -> None:
             ("rule", row["code"]),
             ("meaning", row["meaning"]),
             ("action", row["action"]),
-            ("at", _at(row)),
+            ("when", _at(row)),
             ("is", ORIGINS[row["origin"]]),
             ("began as", _does(row["default"]) if row["origin"] == "changed" else ""),
             ("source", row["source"]),
@@ -146,7 +149,7 @@ def _does(row: dict[str, Any]) -> str:
 def _at(row: dict[str, Any]) -> str:
     if row["repeats"] == 1:
         return "at the first"
-    of = "of different people's work " if row["counts"] == "people" else ""
+    of = "people's work " if row["counts"] == "people" else ""
     return f"at {row['repeats']} {of}within {length(row['window_seconds'])}"
 
 

@@ -253,6 +253,8 @@ def join(session: Session, name: str, pool: str | None, labels: tuple[str, ...])
     output.say(f"\n  {made['command']}\n")
     output.say("Or, in a checkout of gpupool, to try it:")
     output.say(f"\n  {made['checkout_command']}\n")
+    if made.get("simulated_as"):
+        output.say(f"Its GPUs were simulated: add {made['simulated_as']} to that, and it has the same again.")
     if known is not None and known["lease_state"] in ("alive", "suspect"):
         output.say(f"The agent of {name} that speaks now is turned away once another one has joined.")
     return None

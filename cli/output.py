@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,7 @@ from rich.text import Text
 
 WIDE = 240  # where nobody looks at it nothing is cut
 
+WHOLE = ("rule", "action", "is")  # columns whose words are typed again: never broken
 NUMBERS = ("GPUs", "free", "free in slices", "held", "in all", "hours")  # columns
 
 
@@ -30,7 +31,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     """A table; the sentence when it has no rows."""
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        drawn.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        drawn.add_column(name, justify=justify, overflow="fold", no_wrap=name in WHOLE)
     count = 0
     for row in rows:
         # Text, not markup: names are people's.

@@ -15,6 +15,7 @@ from portal.api import naming
 from portal.api.base import Empty, View, find
 from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
+from portal.selectors import hosts as reads
 from portal.selectors.free import free_parts
 from portal.services import host_effects, hosts
 from portal.services.pools import demand_isolation
@@ -185,5 +186,6 @@ def _joining(view: View, host: Host, token: str, now: datetime) -> Response:
         "good_until": now + TOKEN_LIFE,
         "command": commands.installed,
         "checkout_command": commands.checkout,
+        "simulated_as": reads.simulated_as(host),
     }
     return view.one(told, shapes.JoinShape, 201)

@@ -142,6 +142,18 @@ def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
     assert "revoked" not in done(gpupool, "hosts"), "it has joined again"
 
 
+def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.people["operator"])
+    told = done(gpupool, "host join alpha")
+    assert "sudo systemctl stop gpupool-agent && sudo /opt" in told, "the agent that it has holds its folder"
+    assert "Its GPUs were simulated: add --simulate 8xH100-80GB to that" in told
+    assert "The agent of alpha that speaks now is turned away" in told
+    Host.objects.filter(name="alpha").update(simulated=False)
+    assert "simulated" not in done(gpupool, "host join alpha")
+
+
 def joins(token: str) -> None:
     now = timezone.now()
     engine.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)

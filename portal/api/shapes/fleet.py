@@ -130,6 +130,7 @@ class JoinShape(Ser):
     good_until = serializers.DateTimeField()
     command = serializers.CharField(help_text="to paste on the machine, where the agent is installed as a service")
     checkout_command = serializers.CharField(help_text="the same in a checkout of gpupool, to try it")
+    simulated_as = serializers.CharField(help_text="added to that one: its GPUs simulated again; empty: none are")
 
 
 class ReasonWish(Strict):

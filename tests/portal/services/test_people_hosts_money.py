@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import connection, transaction
 from django.db.utils import DatabaseError
 
@@ -263,6 +265,17 @@ def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) 
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "events"},
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "people"},
     )  # fmt: skip
+
+
+def test_a_table_of_before_learns_what_its_rules_began_with_and_keeps_what_operators_chose(world: World) -> None:
+    HealthRule.objects.filter(code="xid:109").update(action="warn")
+    HealthRule.objects.create(code="xid:999", meaning="of an operator", action="note", source="us")
+    HealthRule.objects.update(default_action="", default_repeats=None, default_window_seconds=None, default_counts="")
+    import_module("telemetry.migrations.0007_what_health_rules_began_with").keep_defaults(apps, None)
+    assert {rule.code: rule.origin for rule in HealthRule.objects.all() if rule.origin != "default"} == {
+        "xid:109": "changed", "xid:999": "added",
+    }  # fmt: skip
+    assert HealthRule.objects.get(code="xid:109").action == "warn"
 
 
 def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(world: World) -> None:
