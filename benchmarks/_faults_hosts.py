@@ -369,7 +369,7 @@ def disk_full_on_a_host(broken: Broken) -> float:
             _end_one(broken, begun.run)
             _fill(filler)
         until(lambda: _has_ended(begun.run), PATIENCE, "what was lost meanwhile is said to be")
-        until(lambda: _a_start_failed(lost), PATIENCE, "a new start is refused")
+        until(lambda: state_of(lost) == ("queued", "host_full"), PATIENCE, "nothing new is placed there, and what waits says why")
         cancel(broken, lost)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS)
         goes_on(broken, workload, first)
@@ -411,9 +411,3 @@ def _notes_say(host: HostHere, words: str) -> bool:
     from scheduler.models import Host
 
     return words in json.dumps(rows(lambda: Host.objects.get(name=host.name).hardware))
-
-
-def _a_start_failed(workload: str) -> bool:
-    from scheduler.models import Run
-
-    return bool(rows(lambda: Run.objects.filter(workload__public_id=workload, outcome="start_failed").exists()))
