@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples"
 PYTHON = EXAMPLES / "bin" / "python"
 BEFORE_NOTICE_SECONDS = 0.4
+SLOW = "0.1"  # seconds that a step takes longer
 # One thread: how many add up a sum decides its last bits, on any framework.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
@@ -54,12 +55,15 @@ def command(python: str, name: str) -> str:
 
 
 async def preempted(edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[str, str], begun: str, times: int = 2) -> list[str]:
-    """Run it, send it away ``times`` times once it has said ``begun``, let it end. What each attempt wrote."""
+    """Run it, send it away ``times`` times once it has said ``begun``, let it end. What each attempt wrote.
+
+    Those that are sent away are made slow: they must not have ended before the word reaches them."""
     last = times + 1
     for attempt in range(1, last + 1):
         run = f"run-{attempt}"
+        pace = {"PAUSE": SLOW} if attempt <= times else {}
         wanted = job(
-            line, generation=attempt, workload="preempted", attempt=attempt, environment={**ENVIRONMENT, **steps},
+            line, generation=attempt, workload="preempted", attempt=attempt, environment={**ENVIRONMENT, **steps, **pace},
             units=[agent.units[0]],
         )  # fmt: skip
         await edge.want(wanted)
@@ -92,7 +96,7 @@ async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, ma
     line = command(str(PYTHON), "pytorch_training.py")
     undisturbed = job(line, generation=100, environment={**ENVIRONMENT, "STEPS": "300"})
     await edge.want(undisturbed)
-    said = await preempted(edge, agent, line, {"STEPS": "300", "PAUSE": "0.01"}, "begins")
+    said = await preempted(edge, agent, line, {"STEPS": "300"}, "begins")
     alone = await agent.printed("run-100")
     assert "attempt 1 begins after step 0\n" in alone
     begins = [int(re.search(r"attempt \d begins after step (\d+)", text)[1]) for text in said]  # type: ignore[index]
@@ -113,7 +117,7 @@ async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, ma
 async def test_trainers_leave_on_notice_and_go_on_where_they_were(edge: FakeEdge, make_agent: MakeAgent, name: str) -> None:
     agent = await make_agent()
     first, last = await preempted(
-        edge, agent, command(str(PYTHON), name), {"STEPS": "200", "PAUSE": "0.02"}, "begun", times=1
+        edge, agent, command(str(PYTHON), name), {"STEPS": "200"}, "begun", times=1
     )
     saved = int(re.search(r"saved after step (\d+)", first)[1])  # type: ignore[index]
     assert 0 < saved < 200
