@@ -40,6 +40,9 @@ def health(session: Session, name: str) -> None:
         ((row["gpu"], row["model"], row["repair_state"], row["reason"], *_last(row, now)) for row in found["gpus"]),
         "No GPU reported.",
     )
+    if found.get("revoked_at"):
+        why = f" ({found['revoked_why']})" if found["revoked_why"] else ""
+        output.say(f"Its credential was revoked {ago(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}")
     if found["state_reason"]:
         output.say(f"Not simply in service: {found['state_reason']}")
     output.table(

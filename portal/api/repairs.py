@@ -14,6 +14,7 @@ from portal.api import naming
 from portal.api.base import PageQuery, Strict, View, find
 from portal.api.paging import page_of
 from portal.api.shapes import fleet as shapes
+from portal.selectors import host_events
 from portal.selectors import repairs as reads
 from portal.services import repairs as verbs
 from scheduler.models import Diagnostic, Host, StrayAction
@@ -74,6 +75,8 @@ class HardwareEventShape(serializers.Serializer[Any]):
 
 class HostHealthShape(serializers.Serializer[Any]):
     state_reason = serializers.CharField(help_text="why it is not simply in service")
+    revoked_at = serializers.DateTimeField(allow_null=True, help_text="its agent's credential; null: it was not, or has joined since")
+    revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
     events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
@@ -86,9 +89,11 @@ class HostHealth(View):
     def get(self, request: Request, name: str) -> Response:
         """How its GPUs are: repair, last diagnostic, hardware events, processes of no workload, announced maintenance."""
         host = _host(self, name)
-        found = reads.strays(self.actor, host)
+        found, revoked = reads.strays(self.actor, host), host_events.revoked(host)
         told = {
             "state_reason": host.state_reason,
+            "revoked_at": revoked.at if revoked else None,
+            "revoked_why": revoked.why if revoked else "",
             "gpus": reads.gpus(host),
             "events": reads.hardware_events(host),
             "strays": found.count,

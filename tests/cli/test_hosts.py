@@ -133,13 +133,14 @@ def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
     told = done(gpupool, "host revoke h9 --why 'its disk left the house'")
     assert told.startswith("h9 is cut off: its credential is revoked. It joins again with a new token.")
     assert Host.objects.get(name="h9").credential_hash == ""
+    assert re.search(r"was revoked \d+ s ago \(its disk left the house\); to join again: gpupool host join h9", done(gpupool, "host health h9"))
     line = next(line for line in done(gpupool, "hosts").splitlines() if line.startswith("h9"))
     assert " revoked " in line
     assert "its credential was revoked (its disk left the house); to join again: gpupool host join h9" in line
     [row] = [row for row in json.loads(done(gpupool, "hosts --json")) if row["name"] == "h9"]
     assert (row["state"], row["revoked_why"]) == ("revoked", "its disk left the house") and row["revoked_at"]
     joins(json.loads(done(gpupool, "host join h9 --json"))["token"])
-    assert "revoked" not in done(gpupool, "hosts"), "it has joined again"
+    assert "revoked" not in done(gpupool, "hosts") + done(gpupool, "host health h9"), "it has joined again"
 
 
 def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(
