@@ -37,16 +37,20 @@ def start() -> Iterator[Starts]:
 
     def one(*, user: int = os.getuid(), deaf: bool = False, waits: str = "exec sleep 60", **environment: str) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        waits = "trap '' TERM; while :; do sleep 0.2; done" if deaf else waits
+        # It is waited for until it has closed its output, and so is deaf, or has its own name.
+        waits = "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done" if deaf else f"exec 2>/dev/null; {waits}"
         made_by = subprocess.run(
-            [*change, "/bin/sh", "-c", f'sh -c "{waits}" >/dev/null 2>&1 & echo $!'],
-            stdout=subprocess.PIPE,
+            [*change, "/bin/sh", "-c", f'sh -c "{waits}" >/dev/null & echo $!'],
+            capture_output=True,
             env={"PATH": os.environ["PATH"], **environment},
             check=True,
             start_new_session=True,
         )
         made.append(int(made_by.stdout))
-        time.sleep(0.1)
+        until = time.monotonic() + 20
+        while not deaf and (process := processes.look(made[-1])) is not None and process.name == "sh":
+            assert time.monotonic() < until, "it did not begin"
+            time.sleep(0.01)
         return made[-1]
 
     yield one
