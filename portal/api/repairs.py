@@ -75,7 +75,7 @@ class HardwareEventShape(serializers.Serializer[Any]):
 
 class HostHealthShape(serializers.Serializer[Any]):
     state_reason = serializers.CharField(help_text="why it is not simply in service")
-    revoked_at = serializers.DateTimeField(allow_null=True, help_text="its agent's credential; null: it was not, or has joined since")
+    revoked_at = serializers.DateTimeField(allow_null=True, help_text="its credential; null: it was not, or has joined since")
     revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
     events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
