@@ -145,7 +145,7 @@ class Scratch:
                 self._others_filled_it = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= EVERY_SECONDS:
             self._measured_at = now
-            for name, why in over(await asyncio.to_thread(measure, self._running()), self._most).items():
+            for name, why in over(await asyncio.to_thread(measure, self._at_work()), self._most).items():
                 self._stop(name, why, now)
 
     async def _who(
@@ -155,7 +155,7 @@ class Scratch:
         """Who is to blame, and how much it has. For what ended work has left, or what is being stopped has, that is nobody."""
         if lacking <= 0:
             return "", 0
-        there, trash = self._running(), self._runs.trash
+        there, trash = self._at_work(), self._runs.trash
         going = [run for run in self._runs.runs.values() if run.state == "stopping"]
         taken = await asyncio.to_thread(measured, [*there, *going])
         left = [took for took in (taken.pop(run.id, 0) for run in going) if took < UNCOUNTED]
@@ -167,7 +167,7 @@ class Scratch:
     async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
         """Keep what each run has. At an agent's start, those that were there before it have had that for long, unless the disk ran
         low meanwhile: then what the agent before this one kept counts."""
-        there = self._running()
+        there = self._at_work()
         each, each_files = await asyncio.to_thread(measure, there), await asyncio.to_thread(measure_files, there)
         kept = Had(each, each_files, free_bytes, free_files)
         if self._kept_at is not None:
@@ -204,12 +204,13 @@ class Scratch:
         at, room_then, files_then = self._others_filled_it
         return now - at < EVERY_SECONDS and room > room_then and files > files_then
 
-    def _running(self) -> list[Run]:
-        return [run for run in self._runs.runs.values() if run.state == "running"]
+    def _at_work(self) -> list[Run]:
+        """Also those that were not seen running yet: one that fills the disk in its first moment is to be found, not its neighbour."""
+        return [run for run in self._runs.runs.values() if run.state in ("starting", "running")]
 
     def _stop(self, name: str, why: str, now: float, *, host_full: bool = False) -> None:
         run = self._runs.runs.get(name)
-        if run is not None and run.state == "running":
+        if run is not None and run.state in ("starting", "running"):
             log.warning("run %s is stopped: %s", name, why)
             self._stopped[name] = _Stopped(now + GRACE_SECONDS + STUCK_SECONDS)
             self._runs.stop(Stop(name, OUTCOME, GRACE_SECONDS, whatever=True, why=why, host_full=host_full))

@@ -395,6 +395,17 @@ async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is
     assert stopped == ["first"]
 
 
+async def test_one_that_fills_the_disk_before_it_was_seen_running_goes_not_its_neighbour(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    watch, _ = watching(disk, stopped, monkeypatch, {"neighbour": 6 << 20, "first moment": 12 << 20})
+    watch._runs.runs["first moment"].shim = {}
+    (disk / "fill").write_bytes(bytes(18 << 20))
+    await watch.look(1.0)
+    assert stopped == ["first moment"]
+
+
 def watching(
     disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
 ) -> tuple[scratch.Scratch, dict[str, int]]:
