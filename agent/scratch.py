@@ -205,7 +205,7 @@ class Scratch:
         return now - at < EVERY_SECONDS and room > room_then and files > files_then
 
     def _at_work(self) -> list[Run]:
-        """Also those that were not seen running yet: one that fills the disk in its first moment is to be found, not its neighbour."""
+        """Also those not seen running yet: one that fills the disk in its first moment is to be found, not its neighbour."""
         return [run for run in self._runs.runs.values() if run.state in ("starting", "running")]
 
     def _stop(self, name: str, why: str, now: float, *, host_full: bool = False) -> None:
