@@ -16,6 +16,7 @@ from cli.problems import NOT_FOUND, NOT_SIGNED_IN, REFUSED, UNREACHABLE, Problem
 
 SECONDS = 30.0
 OLDER = "is older than this command"
+NO_ADDRESS = "There is no such address"  # so begins what a portal says of one that it does not have
 Json = Any
 
 
@@ -100,10 +101,12 @@ def _refused(status: int, body: bytes) -> Problem:
         messages, windows = [], []
     if status == 401:
         return Problem("The token is not accepted. Make a new one in the portal, then: gpupool login", NOT_SIGNED_IN)
-    if not messages and status in (404, 405):
+    if status == 405 or (status == 404 and not messages):
         return Problem(f"The portal has no such call: it {OLDER}, or its address is not that of a portal.", UNREACHABLE)
     if not messages or status >= 500:
         return Problem(f"The portal answered {status} and no reason.", UNREACHABLE if status >= 500 else REFUSED)
+    if status == 404 and messages[0].startswith(NO_ADDRESS):
+        messages[0] += f" Or the portal {OLDER}."
     said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
     return Problem(messages[0], NOT_FOUND if status == 404 else REFUSED, [*messages[1:], *said])
 

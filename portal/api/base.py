@@ -35,6 +35,7 @@ Body = dict[str, Any]
 
 LONGEST_PAGE = 200
 FARTHEST_PAGE = 100_000
+ALLOWED = "allowed: "  # so begins what says nothing else
 
 
 # -- who asks ----------------------------------------------------------------------------------------------------------
@@ -233,9 +234,8 @@ def _flat(detail: Any, given: Any, name: str = "") -> Iterable[Body]:
             yield from _flat(inner, given, name)
     else:
         text = str(detail)
-        said = (
-            f"{name} is {shown(given)}: {text}" if name and given is not None else f"{name}: {text}" if name else text
-        )
+        rest = f"; {text}" if text.startswith(ALLOWED) else f": {text}"
+        said = f"{name} is {shown(given)}{rest}" if name and given is not None else f"{name}{rest}" if name else text
         yield error(said, name, given if isinstance(given, bool | int | None) else shown(given))
 
 
@@ -341,7 +341,16 @@ def listed(rows: Sequence[Any], serializer: type[serializers.Serializer[Any]], q
 
 
 class Strict(serializers.Serializer[Any]):
-    """Refuses fields it does not know: a misspelt one would otherwise be silently without effect."""
+    """Refuses fields it does not know: a misspelt one would otherwise be silently without effect. Of a choice it says which there
+    are."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """As DRF, in words of this API."""
+        fields = super().get_fields()
+        for field in fields.values():
+            if isinstance(field, serializers.ChoiceField):
+                field.error_messages["invalid_choice"] = f"{ALLOWED}{', '.join(map(str, field.choices))}."
+        return fields
 
     def to_internal_value(self, data: Any) -> Any:
         """As DRF, after the names were checked."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from config.trouble import NO_ADDRESS
 from tests.cli.conftest import Answer
 
 HOST = {
@@ -34,18 +35,27 @@ OLD: dict[str, Any] = {
 }
 
 
+def refused(message: str) -> dict[str, Any]:
+    return {"errors": [{"field": "", "value": None, "message": message}]}
+
+
 class Old(BaseHTTPRequestHandler):
+    """Refuses as a portal does."""
+
     def do_GET(self) -> None:
         body = OLD.get(self.path.partition("?")[0])
-        told = b"<h1>Not Found</h1>" if body is None else json.dumps(body).encode()
-        self.send_response(404 if body is None else 200)
+        self.answer(*((404, refused(NO_ADDRESS)) if body is None else (200, body)))
+
+    def answer(self, status: int, body: Any) -> None:
+        told = json.dumps(body).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(told)))
         self.end_headers()
         self.wfile.write(told)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
+        self.answer(405, refused('Method "POST" not allowed.')) if self.path == "/api/v1/health-rules/" else self.do_GET()
 
     def log_message(self, *args: Any) -> None:
         """Says nothing."""
@@ -84,9 +94,23 @@ def test_an_answer_without_a_field_is_told_in_a_sentence(old_portal: Callable[[s
 
 
 def test_a_call_that_it_does_not_know_is_told_in_a_sentence(old_portal: Callable[[str], Answer]) -> None:
-    for line in ("host drain h3 --preview", "health-rule show 79", "host join h9 --pool shared"):
+    for line in ("host drain h3 --preview", "health-rule show 79"):
         answer = old_portal(line)
-        assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err, line
+        assert answer.code == 4, line
+        assert "There is no such address" in answer.err and "Or the portal is older than this command." in answer.err, line
+    answer = old_portal("health-rule add 201 --meaning odd --action note")
+    assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err
+
+
+def test_who_answers_no_call_at_all_is_no_portal(old_portal: Callable[[str], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    def say_nothing(handler: Old) -> None:
+        handler.send_response(404)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    monkeypatch.setattr(Old, "do_GET", say_nothing)
+    answer = old_portal("hosts")
+    assert answer.code == 5 and "or its address is not that of a portal" in answer.err
 
 
 def test_what_it_can_do_is_done_and_said(old_portal: Callable[[str], Answer]) -> None:

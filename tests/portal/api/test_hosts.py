@@ -250,3 +250,18 @@ def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World
     assert operator.post(f"{rules}xid:999/remove/", {}).json()["code"] == "xid:999"
     assert operator.get(f"{rules}xid:999/").status_code == 404
     assert set(AuditEvent.objects.filter(verb__contains="health_rule").values_list("via", flat=True)) == {"api"}
+
+
+def test_a_word_that_is_no_choice_is_answered_with_those_that_are(today_world: World, client_of: Client) -> None:
+    operator = client_of(today_world.operator)
+
+    def said(answer: Any) -> list[dict[str, Any]]:
+        assert answer.status_code == 400
+        return list(answer.json()["errors"])
+
+    actions = "allowed: note, warn, cordon, drain, quarantine_gpu."
+    wrong = {"field": "action", "value": "'melt'", "message": f"action is 'melt'; {actions}"}
+    assert said(operator.put("/api/v1/health-rules/xid:79/", {"action": "melt"})) == [wrong]
+    assert said(operator.get("/api/v1/health-rules/?action=melt")) == [wrong]
+    (verb,) = said(operator.post(PREVIEW, {"verb": ["drain"]}))
+    assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
