@@ -1,6 +1,12 @@
 """Since when a host's disk is full: operators are told when it is so for long. The planner does not read it."""
 
 from django.db import migrations, models
+from django.utils import timezone
+
+
+def begin_now(apps, schema_editor):
+    """A disk that is full already is no news of its agent any more: nobody would ever be told."""
+    apps.get_model("scheduler", "Host").objects.filter(disk_full=True, disk_full_since=None).update(disk_full_since=timezone.now())
 
 
 class Migration(migrations.Migration):
@@ -12,4 +18,5 @@ class Migration(migrations.Migration):
             name="disk_full_since",
             field=models.DateTimeField(blank=True, help_text="since when its agent has said so", null=True),
         ),
+        migrations.RunPython(begin_now, migrations.RunPython.noop),
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import connection
 
 from portal import idle, notify
@@ -173,6 +175,17 @@ def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_h
     assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, "nobody looked for half an hour"
     assert minute(102, full=False) == minute(103, full=True) == minute(108, full=False) == minute(120, full=False)
     assert kinds(world.vision.member) == []
+
+
+@pytest.mark.django_db
+def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: World) -> None:
+    alpha = world.hosts["alpha"]
+    Host.objects.filter(pk=alpha.pk).update(disk_full=True)
+    import_module("scheduler.migrations.0023_since_when_a_disk_is_full").begin_now(apps, None)
+    since = {host.name: host.disk_full_since for host in Host.objects.all() if host.disk_full_since}
+    assert list(since) == ["alpha"]
+    notify.tell(since["alpha"] + timedelta(minutes=10.1))
+    assert Notification.objects.filter(user=world.operator, kind="disk_is_full").count() == 1
 
 
 @pytest.mark.django_db
