@@ -5,9 +5,6 @@ The first that wait are put in here one after another, in their order; ``pace`` 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import cast
-
 import numpy as np
 
 from scheduler.core.board import NEVER, Board, Ints
@@ -32,7 +29,6 @@ class Forecast:
             moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
         self.moments: Ints = moments.astype(np.int64)
         self.profiles: dict[int, Ints] = {}
-        self._found: defaultdict[tuple[int, int, int, int, int | None], list[tuple[int, int]]] = defaultdict(list)
         self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
 
     def _free_at(self) -> Ints:
@@ -125,34 +121,19 @@ class Forecast:
         told to go for a reservation needs to be clear of these for ``gone_after`` seconds only."""
         profile = self.profile(kind)
         labels = self.board.ground.roomy(ask)
-        reserved = self.reserved.get(kind) if gone_after is not None else None
-
-        def lowest_from(i: int) -> Ints:
-            """By host: the fewest units that it has for it, if it began at this moment."""
-            moment = int(self.moments[i])
-            last = max(i + 1, self._at_or_after(moment + seconds))
-            if gone_after is None or reserved is None:
-                return cast(Ints, profile[i:last].min(axis=0))
-            clear = max(i + 1, self._at_or_after(moment + gone_after))
-            lent = profile[i:last] + reserved[i:last]
-            least: Ints = np.minimum(profile[i:clear].min(axis=0), lent.min(axis=0))
-            return least
-
-        # Units are only ever taken: who needs the same for as long as one before finds nothing before that one's moment.
-        alike = self._found[id(labels), kind, ask.units, ask.hosts, gone_after]
-        known = [moment for length, moment in alike if length <= seconds]
-        begin = self._at_or_after(max([not_before, *known]))
+        begin = self._at_or_after(not_before)
         possible = ((profile[begin:] >= ask.units) & labels).sum(axis=1) >= ask.hosts
         for i in (begin + possible.nonzero()[0]).tolist():
-            lowest = lowest_from(i)
+            moment = int(self.moments[i])
+            last = max(i + 1, self._at_or_after(moment + seconds))
+            if gone_after is None or kind not in self.reserved:
+                lowest = profile[i:last].min(axis=0)
+            else:
+                clear = max(i + 1, self._at_or_after(moment + gone_after))
+                lent = profile[i:last] + self.reserved[kind][i:last]
+                lowest = np.minimum(profile[i:clear].min(axis=0), lent.min(axis=0))
             hosts = ((lowest >= ask.units) & labels).nonzero()[0]
             if len(hosts) >= ask.hosts:
-                moment = int(self.moments[i])
-                # Where it would fit by its units at this very moment, it will again when who is placed after it has ended.
-                if not_before <= self.board.now + 1 and (
-                    known or int(np.count_nonzero((lowest_from(0) >= ask.units) & labels)) < ask.hosts
-                ):
-                    alike.append((seconds, moment))
                 tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]
                 return moment, [int(h) for h in tightest]
         return None

@@ -1,14 +1,7 @@
-"""Expected starts of the first that wait: where the search for one may begin, after others were searched for."""
+"""Expected starts of the first that wait."""
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-
-import pytest
-
-from scheduler.core.board import Board
-from scheduler.core.forecast import Forecast
 from scheduler.core.model import (
     SLOTS_PER_GPU,
     Ask,
@@ -26,8 +19,6 @@ from scheduler.core.model import (
 )
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import Promises
-from tests.core.crowded import crowded
 
 NOW, HOUR = 1_000_000, 3600
 PAIR = Ask(2)
@@ -61,32 +52,3 @@ def test_who_may_use_spare_units_is_expected_when_who_took_them_ends_though_othe
     starts = {refused.workload: (refused.code, refused.expected_start) for refused in plans.refusals}
     assert starts[1] == (Code.SPARE_CAPACITY_KEPT, NOW + 8 * HOUR)
     assert starts[3][1] == NOW + 600
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_search_that_begins_late_finds_what_a_search_from_the_start_would(seed: int) -> None:
-    """Whatever was counted in before, in and out of turn."""
-    dice = random.Random(seed)
-    snapshot = crowded(seed, NOW, hosts=dice.choice((2, 5)), waiting=40)
-    board = Board(snapshot, snapshot.pools[0], NOW)
-    forecast = Forecast(board, Promises(board))
-    waiting = [queued for queued in snapshot.queued if board.kinds_for(queued.ask)]
-    for _ in range(60):
-        ask = dice.choice(waiting).ask
-        kind = dice.choice(board.kinds_for(ask))
-        done = dice.random()
-        if done < 0.1:
-            free = [u for u in range(len(board.units)) if board.kind[u] == kind and forecast.free_at[u] <= NOW]
-            forecast.note_placed(free[: ask.units], dice.choice((60, 600, HOUR)))
-        elif done < 0.15:
-            forecast.note_kept([dice.randrange(len(board.units))])
-        else:
-            seconds, after = dice.choice((60, 600, HOUR, 48 * HOUR)), NOW + dice.choice((1, 1, 30, 600, 8 * HOUR))
-            wanted = ask, kind, seconds, after, dice.choice((None, None, 60, 600))
-            known, forecast._found = forecast._found, defaultdict(list)
-            expected = forecast.earliest(*wanted)
-            forecast._found = known
-            found = forecast.earliest(*wanted)
-            assert found == expected
-            if found is not None and dice.random() < 0.7:
-                forecast.take(kind, found[1], ask.units, found[0], dice.choice((60, seconds)))
