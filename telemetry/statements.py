@@ -88,10 +88,15 @@ def in_cents(pools: Sequence[Conservation]) -> list[dict[str, str]]:
     return [_line_in_cents(*each) for each in zip(pools, charged, costs, strict=True)]
 
 
+def _apart(pool: Conservation) -> Decimal:
+    """By how much its sides differ, as it is shown: never by less than a cent where they do, or rounding could hide it."""
+    by = pool.total - pool.cost
+    return ZERO if pool.holds else max(CENT, rounded(by)) if by > 0 else min(-CENT, rounded(by))
+
+
 def _line_in_cents(pool: Conservation, charged: Decimal, cost: Decimal) -> dict[str, str]:
     parts = [-pool.margin, pool.uncharged, pool.idle, pool.overhead]
-    # Where the two sides differ, that is to be seen.
-    rest = fit_parts(parts, cost - charged) if pool.holds else round_parts(parts)
+    rest = fit_parts(parts, cost - charged + _apart(pool))
     return {
         "pool": pool.pool_name,
         "charged": str(charged),

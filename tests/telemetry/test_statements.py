@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+import random
 from decimal import Decimal
 
 import pytest
@@ -71,6 +72,22 @@ def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
     one = Decimal("10.00")
     [row] = statements.in_cents([statements.Conservation(1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05"))])
     assert (row["charged"], row["idle"], row["cost"]) == ("10.00", "10.00", "20.05")
+
+
+@pytest.mark.parametrize("by", ["0.01", "-0.01", "0.000001", "-0.000001", "3.004"])
+def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> None:
+    """Of many pools with odd figures; one of them is apart by a little."""
+    dice = random.Random(by)
+    for _ in range(200):
+        parts = [[Decimal(dice.randint(-9_999, 9_999)) / 1000 for _ in range(5)] for _ in range(3)]
+        costs = [each[0] - each[1] + each[2] + each[3] + each[4] for each in parts]
+        costs[0] -= Decimal(by)
+        pools = [statements.Conservation(n, f"p{n}", *each, costs[n]) for n, each in enumerate(parts)]
+        for pool, row in zip(pools, statements.in_cents(pools), strict=True):
+            shown = {name: Decimal(row[name]) for name in FIGURES}
+            left = shown["charged"] - shown["margin"] + shown["uncharged"] + shown["idle"] + shown["overhead"]
+            seen = {"0.000001": "0.01", "-0.000001": "-0.01", "3.004": "3.00"}.get(by, by)
+            assert left - shown["cost"] == (0 if pool.holds else Decimal(seen))
 
 
 def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(busy_march: World) -> None:
