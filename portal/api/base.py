@@ -357,7 +357,7 @@ class Strict(serializers.Serializer[Any]):
         if isinstance(data, Mapping):
             unknown = [str(name) for name in data if name not in self.fields]
             if unknown:
-                allowed = ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only))
+                allowed = ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only)) or "none"
                 raise ValidationError({shown(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown})
         return super().to_internal_value(data)
 

@@ -265,3 +265,5 @@ def test_a_word_that_is_no_choice_is_answered_with_those_that_are(today_world: W
     assert said(operator.get("/api/v1/health-rules/?action=melt")) == [wrong]
     (verb,) = said(operator.post(PREVIEW, {"verb": ["drain"]}))
     assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
+    (field,) = said(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
+    assert field["message"] == "why is 'new': is no field here; allowed: none."
