@@ -247,23 +247,22 @@ class Agent:
     async def _bring_about(self) -> None:
         """Have all of it done, and wait for that a moment only: what renews leases comes over the line that waits here."""
         await asyncio.wait((self._begin_to_catch_up(),), timeout=BRING_ABOUT_SECONDS)
-        self._has_caught_up()
+        self._raise_what_went_wrong()
 
     def _begin_to_catch_up(self) -> asyncio.Task[None]:
-        """Have all of it done in the background. Raises like ``_has_caught_up``."""
+        """Have all of it done in the background. Raises like ``_raise_what_went_wrong``."""
         self._is_behind = True
-        if self._has_caught_up() or self._catching_up is None:
+        self._raise_what_went_wrong()
+        if self._catching_up is None:
             self._catching_up = asyncio.create_task(self._catch_up())
         return self._catching_up
 
-    def _has_caught_up(self) -> bool:
-        """Is nothing being done? Raises what went wrong in it, once, however long it took: an agent that can't do what is wanted
-        ends, and is started again."""
+    def _raise_what_went_wrong(self) -> None:
+        """In what was done, once, however long that took: an agent that can't do what is wanted ends, and is started again."""
         ended = self._catching_up
         if ended is not None and ended.done():
             self._catching_up = None
             ended.result()
-        return self._catching_up is None
 
     async def _catch_up(self) -> None:
         while self._is_behind:
@@ -351,7 +350,8 @@ class Agent:
             await asyncio.sleep(LOOK_SECONDS)
             if self.runs.look():
                 self.news.note_change()
-            if self._has_caught_up() and (self.runs.waits_for_units or self._something_to_forget()):
+            self._raise_what_went_wrong()
+            if self._catching_up is None and (self.runs.waits_for_units or self._something_to_forget()):
                 self._begin_to_catch_up()  # not waited for: while a start takes long, the ends of others are seen
 
     def _something_to_forget(self) -> bool:

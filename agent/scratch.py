@@ -238,8 +238,11 @@ def _read(path: Path) -> Had | None:
     """What an agent before this one kept; None where there is nothing of that kind."""
     try:
         kept: Any = read_json(path)
-        return Had(**kept) if kept else None
-    except (OSError, TypeError):
+        if not kept:
+            return None
+        each, each_files = ({str(run): int(has) for run, has in kept[name].items()} for name in ("bytes", "files"))
+        return Had(each, each_files, int(kept["free_bytes"]), int(kept["free_files"]))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

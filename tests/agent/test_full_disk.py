@@ -395,6 +395,18 @@ async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is
     assert stopped == ["first"]
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "[]", "{}", '{"bytes": null, "files": {}, "free_bytes": 1, "free_files": 1}', '{"bytes": {"run-1": "much"}, "files": {}}'],
+)
+def test_of_what_an_agent_before_kept_only_what_is_whole_counts(tmp_path: Path, damaged: str) -> None:
+    kept = tmp_path / "scratch.json"
+    kept.write_text('{"bytes": {"run-1": 5}, "files": {"run-1": 2}, "free_bytes": 7, "free_files": 3}')
+    assert scratch._read(kept) == scratch.Had({"run-1": 5}, {"run-1": 2}, 7, 3)
+    kept.write_text(damaged)
+    assert scratch._read(kept) is None
+
+
 async def test_one_that_fills_the_disk_before_it_was_seen_running_goes_not_its_neighbour(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

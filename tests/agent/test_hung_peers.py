@@ -227,7 +227,7 @@ async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Run
         for _ in range(20):
             runs.look()
         assert not await runs.start(job("true", generation=2), boottime() + 30)
-        assert time.monotonic() - began < 1.9, "each look alone would take 0.2 s, a start 2 s"
+        assert time.monotonic() - began < 3.9, "each look that waited would take 0.2 s, a start 2 s"
         assert "homes" in runs.waiting["run-2"].step
         assert run.checkpoint_at is None, "it is not known"
     runs.look()
