@@ -64,6 +64,8 @@ class Pace:
         for (kind, _), count in hosts.items():
             if kind in self._room:
                 self._take(kind, count, 1, self.board.now, self.board.now + seconds)
+                for room in self._room[kind]:
+                    room.begin_anew()
 
     def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
         for_long, lent = self._rooms_of(kind)
@@ -109,8 +111,8 @@ class Room:
         if units > self.largest:
             return None
         need, room = units * hosts, self.whole[units - 1]
-        # Room only ever shrinks, so who needs as much for as long as one before does not start before it. Times are
-        # taken alike up to a factor of two, or hardly two asks would be.
+        # Room only ever shrinks, so who needs as much for as long as one before does not start before it, unless units of now
+        # were taken since (``begin_anew``). Times are taken alike up to a factor of two, or hardly two asks would be.
         stretch = seconds.bit_length()
         key = units, hosts, stretch
         at = bisect_right(self.moments, max(self.now, self._reached.get(key, 0) - 1))
@@ -122,6 +124,11 @@ class Room:
             at += int(short[-1]) + 1  # after the last moment without
         self._reached[key] = self.moments[at] if at < len(self.moments) else NEVER
         return self.moments[at] if at < len(self.moments) else None
+
+    def begin_anew(self) -> None:
+        """Units that were free at this moment were given to somebody: who searched for as many looked after now alone, and where
+        these end there is a moment to start at that was none before."""
+        self._reached.clear()
 
     def take(self, units: int, hosts: int, start: int, end: int) -> None:
         """Units that somebody has from ``start`` to ``end``, in ``hosts`` pieces."""
