@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from typing import Any
 
@@ -13,7 +14,23 @@ OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
 
 
 def find_work(session: Session, id_: str) -> Any:
-    return find_named(session.client, id_, "workloads/", "notebook or job")
+    """A notebook or a job. Raises Problem, which for the id or the name of an array tells where its tasks are."""
+    try:
+        return find_named(session.client, id_, "workloads/", "notebook or job")
+    except Problem as problem:
+        if problem.code != NOT_FOUND or not _is_array(session.client, id_):
+            raise
+        raise Problem(f"{id_} is an array; its tasks: gpupool job list --array {shlex.quote(id_)}", NOT_FOUND) from None
+
+
+def _is_array(client: Client, id_: str) -> bool:
+    try:
+        find_named(client, id_, "arrays/", "array")
+    except Problem as problem:
+        if problem.code != NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 def find_named(client: Client, id_: str, path: str, noun: str) -> Any:

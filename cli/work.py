@@ -212,9 +212,12 @@ def open_job(session: Session, id_: str, print_only: bool) -> None:
 
 @command(job, "list")
 @click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
-def list_jobs(session: Session, everything: bool) -> None:
+@click.option("--array", metavar="ID", help="All tasks of this array, those that ended too.")
+def list_jobs(session: Session, everything: bool, array: str | None) -> None:
     """Your jobs."""
-    _list(session, "jobs/", everything)
+    if array is None:
+        return _list(session, "jobs/", everything)
+    return _list(session, "jobs/", everything=True, array=find_named(session.client, array, "arrays/", "array")["id"])
 
 
 @command(cli, "show")
@@ -315,9 +318,9 @@ def gpus_of(row: Any) -> str:
     return f"{count} x {' or '.join(row['models']) or 'any'}{' ' + row['profile'] if row['profile'] else ''}"
 
 
-def _list(session: Session, path: str, everything: bool) -> None:
+def _list(session: Session, path: str, everything: bool, **only: str) -> None:
     query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
-    rows = list(session.client.pages(path, **query))
+    rows = list(session.client.pages(path, **query, **only))
     if session.json:
         return output.as_json(rows)
     now = datetime.now().astimezone()

@@ -46,6 +46,8 @@ def _filtered(view: View, query: dict[str, Any]) -> QuerySet[Workload]:
             rows = rows.filter(**{path: query[name]})
     if query.get("mine"):
         rows = rows.filter(owner=view.actor)
+    if query.get("array"):
+        return rows.filter(array__public_id=query["array"]).order_by("array_index", "pk")
     return rows.order_by("-submitted_at", "-pk")
 
 
@@ -78,10 +80,10 @@ class Notebooks(View):
 
 
 class Jobs(View):
-    @extend_schema(operation_id="jobs_list", parameters=[shapes.KindQuery], responses=page_of(shapes.WorkloadShape))
+    @extend_schema(operation_id="jobs_list", parameters=[shapes.JobQuery], responses=page_of(shapes.WorkloadShape))
     def get(self, request: Request) -> Response:
-        """Jobs that you may see, newest first."""
-        query = self.query(shapes.KindQuery)
+        """Jobs that you may see, newest first; tasks of an array by their index."""
+        query = self.query(shapes.JobQuery)
         return self.page(_filtered(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query)
 
     @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.Submitted})

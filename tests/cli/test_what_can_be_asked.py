@@ -58,11 +58,19 @@ def test_jobs_wait_for_others_and_come_as_arrays(gpupool: Gpupool, sign_in: Sign
     done(gpupool, f"{run} --array 0-9%4 --name sweep -- true")
     assert JobArray.objects.get().tasks.filter(held_back=True).count() == 6
     assert "sweep" in done(gpupool, "job arrays")
+    listed = json.loads(done(gpupool, "job list --array sweep --json"))
+    assert [row["array_index"] for row in listed] == list(range(10))
     done(gpupool, f"{run} --after not_ok:sweep --after any:train --name collect -- true")
     collect = Workload.objects.get(name="collect")
     assert (collect.waits_for, collect.waits_for_arrays) == ([train.pk], [JobArray.objects.get().pk])
     assert "There is no notebook or job 'swoop'" in gpupool(*shlex.split(f"{run} --after ok:swoop -- true")).err
+    by_prefix = str(JobArray.objects.get().public_id)[:8]
+    refused = gpupool("show", by_prefix)
+    assert refused.code == 4 and f"{by_prefix} is an array; its tasks: gpupool job list --array {by_prefix}" in refused.err
     assert "10 tasks are cancelled" in done(gpupool, "job cancel-array sweep")
+    ended = done(gpupool, "job list --array sweep")
+    assert ended.count("cancelled") == 10 and "train" not in ended
+    assert "There is no array 'swoop'" in gpupool("job", "list", "--array", "swoop").err
 
 
 def test_a_guarantee_is_asked_for_with_gpu_hours(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:

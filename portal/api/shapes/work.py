@@ -200,6 +200,10 @@ class KindQuery(PageQuery):
     mine = serializers.BooleanField(required=False, default=False)
 
 
+class JobQuery(KindQuery):
+    array = serializers.UUIDField(required=False, help_text="only the tasks of this array")
+
+
 class _AskWish(Strict):
     project = slug_field(help_text="team/project, or the project alone where that names one")
     pool = slug_field()
