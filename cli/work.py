@@ -319,8 +319,8 @@ def gpus_of(row: Any) -> str:
 
 
 def _list(session: Session, path: str, everything: bool, **only: str) -> None:
-    query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
-    rows = list(session.client.pages(path, **query, **only))
+    query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
+    rows = list(session.client.pages(path, **query))
     if session.json:
         return output.as_json(rows)
     now = datetime.now().astimezone()
