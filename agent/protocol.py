@@ -139,6 +139,8 @@ class RunSeen:
     host_full: bool = False
     saved: bool = False  # it has acknowledged a checkpoint since its notice
     prepared: bool = False  # a member of a gang that could begin here at once, and waits for the others
+    # With an end that nobody ordered and that was not good: what its GPUs told in its last minutes, like "xid:79", each code once.
+    gpu_events: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
