@@ -14,7 +14,7 @@ from scheduler.core.board import Board, Mask, both
 from scheduler.core.fairshare import NO_LIMIT, Room
 from scheduler.core.limits import granted_kinds, leaves_room, may_use_spare, room_for, within_workload_cap
 from scheduler.core.model import Ask, Eviction, Placement, PoolKind, Queued
-from scheduler.core.ordering import Alike, expected_seconds
+from scheduler.core.ordering import Alike, Line, expected_seconds
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import numbers
 from scheduler.core.waiting import Waiting
@@ -24,8 +24,8 @@ from scheduler.core.wishes import places_in_order
 class Cycle:
     """The decisions of one pool's cycle, one workload after another."""
 
-    def __init__(self, board: Board, waiting: Waiting) -> None:
-        self.board, self.waiting = board, waiting
+    def __init__(self, board: Board, line: Line, waiting: Waiting) -> None:
+        self.board, self.line, self.waiting = board, line, waiting
         # What does not fit: (ask number, kind, time class), and whatever its times (ask number, kind).
         self._no_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._nowhere: set[int] = set()  # the numbers of asks that fit on no kind, whatever their times
@@ -45,8 +45,12 @@ class Cycle:
             return False
         if not queued.avoids and queued.homes is None:
             return self._start_among(queued, granted, None)
-        places = places_in_order(self.board.ground, queued, self.board.now)
-        return any(self._start_among(queued, granted, among) for among in places)
+        for among in places_in_order(self.board.ground, queued, self.board.now):
+            if self._start_among(queued, granted, among):
+                return True
+            if self.line.comes_again:
+                break
+        return False
 
     def _start_among(self, queued: Queued, granted: list[int], among: Mask | None) -> bool:
         for kind in fit.kinds_in_order(self.board, queued.ask):
@@ -56,6 +60,8 @@ class Cycle:
             if units is not None and not self._leaves_spare(queued, units) and queued.id in self.board.keepers:
                 units = self._units_kept_for(queued, kind, among)  # no spare capacity is touched on these
             if units is not None and self._leaves_spare(queued, units):
+                if not self.line.may_take(queued, kind):
+                    return False
                 self._start(queued, kind, units, room_for(self.board, queued, kind))
                 return True
         return False

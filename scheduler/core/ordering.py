@@ -30,6 +30,9 @@ OLDEST_AFTER = 24 * 3600
 LARGE_OLDEST_AFTER = 6 * 3600
 LARGE_UNITS = 8
 
+LANES = RESERVED, MADE, ORDINARY = 0, 1, 2  # inside a reservation, with room being made, everybody else
+WITHIN, BELOW, BORROWING = 0, 1, 2  # claims: wholly within the guarantee, of a team below its guarantee, above it
+
 TeamKey = tuple[int, float, bool, int, int, int]
 
 
@@ -331,12 +334,12 @@ class Turn:
     @property
     def lane(self) -> int:
         """0 inside a reservation, 1 with room being made, 2 everybody else."""
-        return self.key[0] // 3
+        return self.key[0] // len(LANES)
 
     @property
     def claim(self) -> int:
         """0 within the guarantee, 1 of a team below its guarantee, 2 borrowing; 0 outside lane 2."""
-        return self.key[0] % 3
+        return self.key[0] % len(LANES)
 
     @property
     def share(self) -> float:
@@ -373,35 +376,46 @@ class Line:
         self.unit_seconds = sum(group.unit_seconds for group in groups)  # what may stand in line is expected to take
         self.group: Group | None = None  # that of whose turn it is
         self.turns: dict[int, Turn] | None = None  # by workload; kept only for who wants to be told why
-        self._claims: dict[tuple[int, int], tuple[int, int]] = {}
+        self.comes_again = False  # does the one whose turn it is have another turn, for what it would borrow?
+        self._turns = 0
+        self._claim_of_turn, self._next_claim = 0, 0
+        self._claims: dict[tuple[int, int], tuple[int, dict[int, int]]] = {}
         by_team: dict[tuple[int, int], list[Group]] = defaultdict(list)
         for group in groups:
-            by_team[2, group.first.team].append(group)
+            by_team[ORDINARY, group.first.team].append(group)
         for queued in (*singles, *board.facts.queue.those_in(groups, board.keepers)):
             alone = Group()
             alone.add(queued)
             by_team[self._lane(queued), queued.team].append(alone)
         nobody: AbstractSet[int] = frozenset()
         self.lines = {
-            (lane, team): TeamLine(mine, board.now, board.keepers if lane == 2 else nobody, self.hopeless)
+            (lane, team): TeamLine(mine, board.now, board.keepers if lane == ORDINARY else nobody, self.hopeless)
             for (lane, team), mine in by_team.items()
         }
 
     def _lane(self, queued: Queued) -> int:
         if queued.reservation is not None:
-            return 0
-        return 1 if queued.id in self.board.keepers else 2
+            return RESERVED
+        return MADE if queued.id in self.board.keepers else ORDINARY
 
     def __iter__(self) -> Iterator[Queued]:
-        heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]] = []
-        for lane_team in sorted(self.lines):
-            self._push(heap, lane_team)
-        while heap:
-            key, lane_team, queued, self.group = heapq.heappop(heap)
-            if self.turns is not None:
-                self.turns[queued.id] = Turn(len(self.turns), queued, key, not key[2])
-            yield queued
-            self._push(heap, lane_team)
+        for lane in LANES:  # one after another: what is given in one counts in the keys of the next
+            heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]] = []
+            for lane_team in sorted(self.lines):
+                if lane_team[0] == lane:
+                    self._push(heap, lane_team)
+            while heap:
+                key, lane_team, queued, group = heapq.heappop(heap)
+                self.group, self.comes_again, self._claim_of_turn = group, False, key[0] % len(LANES)
+                self._turns += 1
+                if self.turns is not None:
+                    self.turns[queued.id] = Turn(self._turns, queued, key, not key[2])
+                yield queued
+                if self.comes_again:
+                    again = self._key_with(lane, self._next_claim, queued, not key[2])
+                    heapq.heappush(heap, (again, lane_team, queued, group))
+                else:
+                    self._push(heap, lane_team)
 
     def _push(self, heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]], lane_team: tuple[int, int]) -> None:
         found = self.lines[lane_team].next()
@@ -415,29 +429,40 @@ class Line:
 
     def _key(self, lane: int, queued: Queued, aged: bool) -> TeamKey:
         """Lane, the team's claim, fair share among borrowers, then who waited too long by submission, place in line, id."""
-        claim = self._claim(queued) if lane == 2 else 0
-        share = self.shares.get(queued.team, 0.0) if claim == 2 else 0.0
-        place = queued.submitted if aged else place_in_line(queued)
-        return lane * 3 + claim, share, not aged, place, queued.team, queued.id
+        claim = min(self._claims_of(queued).values(), default=BORROWING) if lane == ORDINARY else 0
+        return self._key_with(lane, claim, queued, aged)
 
-    def _claim(self, queued: Queued) -> int:
-        """0 wholly within the guarantee, 1 of a team below its guarantee, 2 borrowing."""
+    def _key_with(self, lane: int, claim: int, queued: Queued, aged: bool) -> TeamKey:
+        share = self.shares.get(queued.team, 0.0) if claim == BORROWING else 0.0
+        place = queued.submitted if aged else place_in_line(queued)
+        return lane * len(LANES) + claim, share, not aged, place, queued.team, queued.id
+
+    def _claims_of(self, queued: Queued) -> dict[int, int]:
+        """By kind that would do: 0 wholly within the guarantee, 1 of a team below its guarantee, 2 borrowing."""
         ledger, number = self.board.ledger, self.board.ask_number(queued.ask)
         known = self._claims.get((queued.team, number))
         if known is None or known[0] != ledger.version[queued.team]:
-            known = self._claims[queued.team, number] = ledger.version[queued.team], self._claim_now(queued)
+            known = self._claims[queued.team, number] = ledger.version[queued.team], self._claims_now(queued)
         return known[1]
 
-    def _claim_now(self, queued: Queued) -> int:
-        ledger, best = self.board.ledger, 2
-        ask = self.board.wanted(queued.ask)
+    def _claims_now(self, queued: Queued) -> dict[int, int]:
+        ledger, ask, found = self.board.ledger, self.board.wanted(queued.ask), {}
         for kind in ask.kinds:
             model = self.board.kinds[kind].model
             if ledger.is_within_guarantee(queued.team, model, ask.slots[kind]):
-                return 0
-            if ledger.is_under_guarantee(queued.team, model):
-                best = 1
-        return best
+                found[kind] = WITHIN
+            else:
+                found[kind] = BELOW if ledger.is_under_guarantee(queued.team, model) else BORROWING
+        return found
+
+    def may_take(self, queued: Queued, kind: int) -> bool:
+        """Has it the turn for units of this kind? Who is guaranteed one model, and would borrow another, borrows when it is the
+        borrowers' turn: it comes again then."""
+        if queued.reservation is not None or queued.id in self.board.keepers:
+            return True
+        self._next_claim = self._claims_of(queued)[kind]
+        self.comes_again = self._next_claim > self._claim_of_turn
+        return not self.comes_again
 
     def started(self, queued: Queued) -> None:
         """Tell the line that a workload was given its units."""

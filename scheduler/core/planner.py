@@ -52,10 +52,12 @@ def plan_pool(
     line = Line(board, *turn_away(board, explain))
     line.turns = turns
     waiting = Waiting(board, promises, line.unit_seconds, explain)
-    cycle = Cycle(board, waiting)
+    cycle = Cycle(board, line, waiting)
     for queued in line:
         if cycle.start_on_free_units(queued):
             line.started(queued)
+        elif line.comes_again:
+            continue  # once those have had their turn who are guaranteed what it would borrow
         elif not cycle.make_room(queued):
             waiting.refuse(queued)
             line.got_nothing(queued, cycle.who_else_gets_nothing(queued))
