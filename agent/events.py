@@ -83,6 +83,10 @@ class KeptEvents:
             self._forget(old)
         return list(self._kept)
 
+    def codes(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
+        """What these GPUs told from ``since`` to ``until``, each code once, the first one first."""
+        return list(dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until))
+
     def _forget(self, event: Health) -> None:
         self._kept.remove(event)
         self._confirmed.discard(event.event_id)

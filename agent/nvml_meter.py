@@ -28,6 +28,7 @@ START_DEADLINE_SECONDS = 60.0  # without the persistence daemon the driver loads
 LARGEST_ANSWER = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
+STORM_CONDITIONS_SECONDS = 15.0  # where each look brings events
 RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
 
 
@@ -140,11 +141,15 @@ class NvmlMeter:
         if self._reshaping:
             return []  # the driver keeps them until it is asked
         try:
-            answer = await self._ask("events", self._deadline)
-            found = await self._named(answer, now)
-            found += await self._changed_conditions(now)
+            found = await self._named(await self._ask("events", self._deadline), now)
         except NoAnswer as problem:
             return self._hung(str(problem), now)
+        if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
+            return found  # told before more is asked: a GPU that has just failed may not answer
+        try:
+            found += await self._changed_conditions(now)
+        except NoAnswer as problem:
+            return found + self._hung(str(problem), now)
         self._hung_since = None
         return found
 

@@ -56,6 +56,8 @@ class Run:
     reported_ended: bool = False
     unnamed_since: float | None = None
     log_sent: int = 0
+    end_found_at: float | None = None  # CLOCK_BOOTTIME
+    gpu_events: list[str] | None = None  # what its GPUs told in its last minutes; None: they were not asked
     epilog_ordered_at: float | None = None  # CLOCK_BOOTTIME: its shim was killed, so another process was started for the epilog
 
     @property
@@ -96,6 +98,7 @@ class Run:
             activity=self.activity,
             prolog_failed=bool(self.ended.get("prolog_failed")),
             host_full=bool(self.ended.get("host_full")),
+            gpu_events=list(self.gpu_events or ()) if self.ended else [],
         )
 
     def held(self) -> Held:

@@ -53,6 +53,9 @@ log = logging.getLogger("agent.runs")
 T = TypeVar("T")
 
 LONGEST_WAIT_SECONDS = 300.0
+GPU_WORD_SECONDS = 2.0  # that the GPUs of a run that failed may take to say what happened to them
+LAST_MINUTES_SECONDS = 300.0  # of a run: what its GPUs told then may be what it failed of
+TOLD_AFTER_SECONDS = 10.0  # the driver's word may be noted a little later than the end
 LOOK_AGAIN_SECONDS = 1.0  # at GPUs that were not as clean as a start needs them
 LOOK_SECONDS, PLACE_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
 LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 2000  # with less on the disk nothing new is started; what runs goes on
@@ -95,6 +98,7 @@ class Runs:
         self.runs: dict[str, Run] = {}
         self.waiting: dict[str, Waiting] = {}
         self._claims: dict[str, Claim] = {}
+        self.asks_gpus = asyncio.Event()  # a run failed: see ``failed_now``
         self._was_full = False
         self._renewed: set[str] = set()  # what the server named last, and until when that may run
         self._renewed_until = 0.0
@@ -158,7 +162,8 @@ class Runs:
         run.saved = run.noticed and word is not None and told_apart(word) != run.word_before_notice
         ended = read_json(run.folder / "exit.json")
         if ended is not None:
-            self._note_end(run, ended)
+            if not self._waits_for_its_gpus(run, ended):
+                self._note_end(run, ended)
             return
         if "started_at" not in run.shim:
             run.shim = read_json(run.folder / "shim.json") or {}
@@ -193,6 +198,28 @@ class Runs:
         finally:
             os.close(descriptor)
         return False
+
+    def _waits_for_its_gpus(self, run: Run, ended: dict[str, Any]) -> bool:
+        """Whether its end is not told yet: a program that fails may have failed of its GPU, whose word goes with the end."""
+        if ended["outcome"] != "failed" or not run.about["unit_uuids"] or run.gpu_events is not None:
+            return False
+        if run.end_found_at is None:
+            run.end_found_at = boottime()
+            self.asks_gpus.set()
+        return boottime() - run.end_found_at < GPU_WORD_SECONDS
+
+    def failed_now(self) -> list[Run]:
+        """Runs whose end is told as soon as their GPUs were asked: ``note_gpus``."""
+        self.asks_gpus.clear()
+        return [run for run in self.runs.values() if run.end_found_at is not None and run.gpu_events is None and not run.ended]
+
+    def note_gpus(self, run: Run, codes: Callable[[frozenset[str], float, float], list[str]]) -> None:
+        """The GPUs were asked. ``codes``: what these GPUs (uuids) told from when to when (seconds since the epoch)."""
+        ended_at = (read_json(run.folder / "exit.json") or {}).get("ended_at") or time.time()
+        shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
+        since = max(shim.get("started_at") or 0.0, ended_at - LAST_MINUTES_SECONDS)
+        gpus = frozenset(self._claims[unit].gpu for unit in run.about["unit_uuids"] if unit in self._claims)
+        run.gpu_events = codes(gpus, since, ended_at + TOLD_AFTER_SECONDS)
 
     def _note_end(self, run: Run, ended: dict[str, Any]) -> None:
         told = _why_stopped(run, ended["outcome"])

@@ -93,9 +93,13 @@ class Watch:
             if not self._news.events.knows(event):
                 self._news.note_event(event)
         while True:
+            failed = self._runs.failed_now()
             for event in await self._meter.events(time.time()):
                 self._news.note_event(event)
-            await asyncio.sleep(EVENTS_SECONDS)
+            for run in failed:
+                self._runs.note_gpus(run, self._news.events.codes)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._runs.asks_gpus.wait(), EVENTS_SECONDS)
 
     # notebooks
 

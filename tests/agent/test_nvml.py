@@ -267,6 +267,25 @@ async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
     await meter.close()
 
 
+async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = NvmlMeter(deadline_seconds=0.5)
+    await meter.hardware()
+    await meter.events(100.0)
+    says.write_text("xid")
+    ask = meter._ask
+
+    async def then_hangs(what: str, *about: Any) -> Any:
+        if what == "conditions":
+            raise NoAnswer("NVML did not answer within 0.5 s")
+        return await ask(what, *about)
+
+    monkeypatch.setattr(meter, "_ask", then_hangs)
+    monkeypatch.setattr(nvml_meter, "CONDITIONS_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_meter, "STORM_CONDITIONS_SECONDS", 0.0)
+    assert [event.code for event in await meter.events(101.0)] == ["xid:79"]
+    await meter.close()
+
+
 @pytest.fixture
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions are looked at whenever events are."""
