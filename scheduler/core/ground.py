@@ -74,8 +74,8 @@ class Ground:
         self.kinds = [Kind(*kind) for kind in sorted(set(kinds))]
         self.models = sorted({kind.model for kind in self.kinds})
         self.kind = _indices(kinds, [_kind_of(kind) for kind in self.kinds])
-        of_kind = [self.models.index(kind.model) for kind in self.kinds]
-        self.model_of_unit: Ints = np.array(of_kind, dtype=np.int64)[self.kind]  # index into ``models``
+        self.model_of_kind = [self.models.index(kind.model) for kind in self.kinds]  # index into ``models``
+        self.model_of_unit: Ints = np.array(self.model_of_kind, dtype=np.int64)[self.kind]
         self.host_of: Ints = np.array([self.host_index[u.host] for u in self.units], dtype=np.int64)
         gpus = [unit.gpu for unit in self.units]
         self.gpus = sorted(set(gpus))

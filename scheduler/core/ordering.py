@@ -32,8 +32,10 @@ LARGE_UNITS = 8
 
 LANES = RESERVED, MADE, ORDINARY = 0, 1, 2  # inside a reservation, with room being made, everybody else
 WITHIN, BELOW, BORROWING = 0, 1, 2  # claims: wholly within the guarantee, of a team below its guarantee, above it
+BORROWS = ORDINARY * len(LANES) + BORROWING  # the first part of a borrower's key
 
 TeamKey = tuple[int, float, bool, int, int, int]
+LineKey = tuple[int, int, int]  # lane, team, and which of its lines there
 
 
 def place_in_line(queued: Queued) -> int:
@@ -330,6 +332,7 @@ class Turn:
     queued: Queued
     key: TeamKey
     aged: bool
+    line: LineKey
 
     @property
     def lane(self) -> int:
@@ -349,7 +352,7 @@ class Turn:
 
 def what_decides(first: Turn, second: Turn) -> Part:
     """Why ``first`` had its turn before ``second`` in the same cycle (``first.at < second.at``)."""
-    if (first.lane, first.queued.team) == (second.lane, second.queued.team):
+    if first.line == second.line:
         if first.queued.priority != second.queued.priority:
             return Part.PRIORITY
     elif first.key > second.key:
@@ -376,9 +379,9 @@ class Line:
         self.unit_seconds = sum(group.unit_seconds for group in groups)  # what may stand in line is expected to take
         self.group: Group | None = None  # that of whose turn it is
         self.turns: dict[int, Turn] | None = None  # by workload; kept only for who wants to be told why
-        self.comes_again = False  # does the one whose turn it is have another turn, for what it would borrow?
+        self.comes_again = False  # has the one whose turn it is another turn later?
         self._turns = 0
-        self._claim_of_turn, self._next_claim = 0, 0
+        self._turn_key: TeamKey = (0, 0.0, False, 0, 0, 0)
         self._claims: dict[tuple[int, int], tuple[int, dict[int, int]]] = {}
         by_team: dict[tuple[int, int], list[Group]] = defaultdict(list)
         for group in groups:
@@ -388,10 +391,37 @@ class Line:
             alone.add(queued)
             by_team[self._lane(queued), queued.team].append(alone)
         nobody: AbstractSet[int] = frozenset()
-        self.lines = {
-            (lane, team): TeamLine(mine, board.now, board.keepers if lane == ORDINARY else nobody, self.hopeless)
-            for (lane, team), mine in by_team.items()
-        }
+        self.lines: dict[LineKey, TeamLine] = {}
+        for (lane, team), mine in by_team.items():
+            parts = self._for_different_models(mine) if lane == ORDINARY else [mine]
+            for number, part in enumerate(parts):
+                elsewhere = board.keepers if lane == ORDINARY else nobody
+                self.lines[lane, team, number] = TeamLine(part, board.now, elsewhere, self.hopeless)
+
+    def _for_different_models(self, groups: list[Group]) -> list[list[Group]]:
+        """A team's work in parts of which no two would do with the same model: what it would borrow of one does not keep what it is
+        guaranteed of another waiting. One line where a cap on each user makes all models compete."""
+        if len(self.board.ground.models) == 1 or self.board.policy.most_slots_per_user is not None:
+            return [groups]
+        models = [self._models(group.first) for group in groups]
+        parts: list[int] = []
+        for mask in sorted(set(models)):
+            joined = [part for part in parts if part & mask]
+            parts = [part for part in parts if not part & mask]
+            parts.append(mask | sum(joined))  # parts have no model in common, so that their sum is their union
+        if len(parts) == 1:
+            return [groups]
+        found: list[list[Group]] = [[] for _ in parts]
+        for group, mask in zip(groups, models):
+            found[next(number for number, part in enumerate(parts) if mask & part == mask)].append(group)
+        return found
+
+    def _models(self, queued: Queued) -> int:
+        """The models that would do, as bits."""
+        of_kind, mask = self.board.ground.model_of_kind, 0
+        for kind in self.board.kinds_for(queued.ask):
+            mask |= 1 << of_kind[kind]
+        return mask
 
     def _lane(self, queued: Queued) -> int:
         if queued.reservation is not None:
@@ -400,39 +430,38 @@ class Line:
 
     def __iter__(self) -> Iterator[Queued]:
         for lane in LANES:  # one after another: what is given in one counts in the keys of the next
-            heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]] = []
-            for lane_team in sorted(self.lines):
-                if lane_team[0] == lane:
-                    self._push(heap, lane_team)
+            heap: list[tuple[TeamKey, LineKey, Queued, Group]] = []
+            for line in sorted(self.lines):
+                if line[0] == lane:
+                    self._push(heap, line)
             while heap:
-                key, lane_team, queued, group = heapq.heappop(heap)
-                self.group, self.comes_again, self._claim_of_turn = group, False, key[0] % len(LANES)
+                key, line, queued, group = heapq.heappop(heap)
+                if key[0] == BORROWS and key[1] < self.shares.get(queued.team, 0.0):  # another line of its team was served
+                    heapq.heappush(heap, ((key[0], self.shares[queued.team], *key[2:]), line, queued, group))
+                    continue
+                self.group, self.comes_again, self._turn_key = group, False, key
                 self._turns += 1
                 if self.turns is not None:
-                    self.turns[queued.id] = Turn(self._turns, queued, key, not key[2])
+                    self.turns[queued.id] = Turn(self._turns, queued, key, not key[2], line)
                 yield queued
                 if self.comes_again:
-                    again = self._key_with(lane, self._next_claim, queued, not key[2])
-                    heapq.heappush(heap, (again, lane_team, queued, group))
+                    heapq.heappush(heap, ((lane * len(LANES) + BELOW, *key[1:]), line, queued, group))
                 else:
-                    self._push(heap, lane_team)
+                    self._push(heap, line)
 
-    def _push(self, heap: list[tuple[TeamKey, tuple[int, int], Queued, Group]], lane_team: tuple[int, int]) -> None:
-        found = self.lines[lane_team].next()
+    def _push(self, heap: list[tuple[TeamKey, LineKey, Queued, Group]], line: LineKey) -> None:
+        found = self.lines[line].next()
         if found is not None:
             queued, group, aged, skipped = found
             # Its turn does not come before that of those in front of it, looked at or passed over.
-            key = self._key(lane_team[0], queued, aged)
+            key = self._key(line[0], queued, aged)
             if skipped:
-                key = max(key, *(self._key(lane_team[0], one, False) for one in skipped))
-            heapq.heappush(heap, (key, lane_team, queued, group))
+                key = max(key, *(self._key(line[0], one, False) for one in skipped))
+            heapq.heappush(heap, (key, line, queued, group))
 
     def _key(self, lane: int, queued: Queued, aged: bool) -> TeamKey:
         """Lane, the team's claim, fair share among borrowers, then who waited too long by submission, place in line, id."""
         claim = min(self._claims_of(queued).values(), default=BORROWING) if lane == ORDINARY else 0
-        return self._key_with(lane, claim, queued, aged)
-
-    def _key_with(self, lane: int, claim: int, queued: Queued, aged: bool) -> TeamKey:
         share = self.shares.get(queued.team, 0.0) if claim == BORROWING else 0.0
         place = queued.submitted if aged else place_in_line(queued)
         return lane * len(LANES) + claim, share, not aged, place, queued.team, queued.id
@@ -456,12 +485,10 @@ class Line:
         return found
 
     def may_take(self, queued: Queued, kind: int) -> bool:
-        """Has it the turn for units of this kind? Who is guaranteed one model, and would borrow another, borrows when it is the
-        borrowers' turn: it comes again then."""
-        if queued.reservation is not None or queued.id in self.board.keepers:
-            return True
-        self._next_claim = self._claims_of(queued)[kind]
-        self.comes_again = self._next_claim > self._claim_of_turn
+        """Has it the turn for units of this kind? Who is guaranteed one model, and had rather have another that is beyond its
+        guarantee, comes again when those have had their turn who are guaranteed that one, before all who only borrow."""
+        first = self._turn_key[0] == ORDINARY * len(LANES) + WITHIN
+        self.comes_again = first and self._claims_of(queued)[kind] > WITHIN
         return not self.comes_again
 
     def started(self, queued: Queued) -> None:

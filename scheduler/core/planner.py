@@ -57,7 +57,7 @@ def plan_pool(
         if cycle.start_on_free_units(queued):
             line.started(queued)
         elif line.comes_again:
-            continue  # once those have had their turn who are guaranteed what it would borrow
+            continue  # when those have had their turn who are guaranteed what it would borrow
         elif not cycle.make_room(queued):
             waiting.refuse(queued)
             line.got_nothing(queued, cycle.who_else_gets_nothing(queued))

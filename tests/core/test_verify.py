@@ -39,6 +39,8 @@ from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.verify import PROMISES, broken_promises, violations, window_violations
 from scheduler.core.verify.waiting import TRUE_WHEN
+from tests.core.scenario import FOLDER, Scenario
+from tests.core.scenario import NOW as SCENARIO_NOW
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
@@ -575,6 +577,31 @@ def test_the_verifier_catches(name: str) -> None:
 def test_the_verifier_catches_a_reason_that_is_not_so(code: Code) -> None:
     snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(world(), good_plan())
     assert f"refusal of workload 2 says {code}, which is not so" in violations(snapshot, planned, NOW)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "guaranteed", "borrower"),
+    [
+        ("what_would_be_borrowed_waits_for_those_guaranteed_it", 2, 1),
+        ("what_is_borrowed_of_one_model_keeps_no_other_waiting", 2, 3),
+    ],
+)
+def test_a_borrower_served_first_is_caught_whatever_else_it_or_the_other_team_asks_for(
+    scenario: str, guaranteed: int, borrower: int
+) -> None:
+    snapshot = Scenario(FOLDER / f"{scenario}.json").snapshot
+    right = plan(snapshot, SCENARIO_NOW)
+    placed = next(p for p in right.placements if p.workload == guaranteed)
+    refused = next(r for r in right.refusals if r.workload == borrower)
+    others = tuple(r for r in right.refusals if r.workload != borrower)
+    wrong = replace(
+        right,
+        placements=(replace(placed, workload=borrower, borrowed_slots=4 * GPU, code=Code.FREE_BORROWED),),
+        refusals=tuple(sorted((*others, replace(refused, workload=guaranteed)), key=lambda r: r.workload)),
+    )
+    promise = "guarantees come before borrowing"
+    assert promise not in {broken for broken, _ in broken_promises(snapshot, right, SCENARIO_NOW)}
+    assert promise in {broken for broken, _ in broken_promises(snapshot, wrong, SCENARIO_NOW)}
 
 
 @pytest.mark.parametrize("promise", PROMISES)

@@ -89,7 +89,7 @@ class Facts:
         self.placed = {p.workload: p for p in self.placements}
         self.placed_on = {unit: p.workload for p in self.placements for unit in p.units}
         self.evictions: list[Eviction] = [e for e in plan.evictions if e.workload in self.running]
-        self.overtaken: list[tuple[Queued, Queued]] | None = None  # worked out once, by ``order``
+        self.overtaken: list[tuple[Queued, Queued, str]] | None = None  # worked out once, by ``order``
         self._read_promised_units()
 
     def _read_promised_units(self) -> None:

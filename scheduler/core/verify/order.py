@@ -16,14 +16,14 @@ from scheduler.core.verify.facts import Facts, serves
 MOST_LOOKED_AT = 40_000  # pairs of a started and a waiting workload: a large pool is looked at in part
 
 
-def _overtaken(facts: Facts) -> list[tuple[Queued, Queued]]:
+def _overtaken(facts: Facts) -> list[tuple[Queued, Queued, str]]:
     if facts.overtaken is None:
         facts.overtaken = list(_find_overtaken(facts))
     return facts.overtaken
 
 
-def _find_overtaken(facts: Facts) -> Iterator[tuple[Queued, Queued]]:
-    """(waiting, started) of one pool, both in the ordinary lane, where the started one was looked at first."""
+def _find_overtaken(facts: Facts) -> Iterator[tuple[Queued, Queued, str]]:
+    """(waiting, started, the model it got) of one pool, both in the ordinary lane, where the started one was looked at first."""
     started: dict[int, list[tuple[Queued, Placement]]] = defaultdict(list)
     for placement in facts.placements:
         queued = facts.queued[placement.workload]
@@ -47,26 +47,27 @@ def _find_overtaken(facts: Facts) -> Iterator[tuple[Queued, Queued]]:
             units = [facts.units[u] for u in placement.units]
             kinds = facts.kinds_that_fit(waiting.ask, units, gone=(queued.id,))
             if any(facts.limits_allow(waiting, kind, gone=(queued.id,)) for kind in kinds):
-                yield waiting, queued
+                yield waiting, queued, units[0].model
 
 
 def priority_orders_within_a_team(facts: Facts) -> Iterator[str]:
     """Lower-priority work does not take the units that higher-priority work of its team waits for."""
-    for waiting, started in _overtaken(facts):
+    for waiting, started, _ in _overtaken(facts):
         if waiting.team == started.team and waiting.priority > started.priority:
             yield f"workload {started.id} overtakes workload {waiting.id} of its team, which has the higher priority"
 
 
 def guarantees_come_before_borrowing(facts: Facts) -> Iterator[str]:
     """A borrower does not take the units that work of a team wholly within its guarantee waits for."""
-    for waiting, started in _overtaken(facts):
-        if waiting.team != started.team and _only_borrows(facts, started) and _is_guaranteed_all(facts, waiting):
+    for waiting, started, model in _overtaken(facts):
+        borrows = facts.held((started.pool, started.team, model)) >= facts.guarantee((started.pool, started.team, model))
+        if waiting.team != started.team and borrows and _is_guaranteed_all(facts, waiting):
             yield f"workload {started.id} borrows what workload {waiting.id} waits for within its team's guarantee"
 
 
 def borrowers_share_fairly(facts: Facts) -> Iterator[str]:
     """Of two teams that borrow, the one with less decayed use by weight, whatever it is given now, comes first."""
-    for waiting, started in _overtaken(facts):
+    for waiting, started, _ in _overtaken(facts):
         if waiting.team == started.team or not _only_borrows(facts, started):
             continue
         ahead = _share(facts, waiting.pool, waiting.team) + _given(facts, waiting)
@@ -82,14 +83,29 @@ def _only_borrows(facts: Facts, queued: Queued) -> bool:
 
 
 def _is_guaranteed_all(facts: Facts, queued: Queued) -> bool:
-    """All that its team asks for fits its guarantees together, so that its turn never comes as a borrower's."""
+    """Every model that would do is guaranteed to its team, together with all else it asks for; and so are those for the work of its
+    team whose turn may come before its own: what competes with it for a model, be it by others in between. Its turn never comes
+    as a borrower's then."""
     team = [q for q in facts.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate]
     sure: set[str] = set()
     for model in {k[0] for k in facts.kinds_by_pool.get(queued.pool, {})}:
         key = (queued.pool, queued.team, model)
         if facts.held(key) + sum(facts.most_needed(q).get(model, 0) for q in team) <= facts.guarantee(key):
             sure.add(model)
-    return all(sure & facts.most_needed(q).keys() for q in team if facts.most_needed(q))
+    one_line = facts.pools[queued.pool].policy.most_slots_per_user is not None
+    return all(facts.most_needed(q).keys() <= sure for q in team if one_line or _competes(facts, queued, q, team))
+
+
+def _competes(facts: Facts, first: Queued, second: Queued, team: list[Queued]) -> bool:
+    """Do two of a team want a model both, or through others that want several?"""
+    models = set(facts.most_needed(first))
+    before = 0
+    while len(models) > before:
+        before = len(models)
+        for queued in team:
+            if models & facts.most_needed(queued).keys():
+                models |= facts.most_needed(queued).keys()
+    return bool(models & facts.most_needed(second).keys())
 
 
 def _share(facts: Facts, pool: int, team: int) -> float:
