@@ -93,8 +93,8 @@ class Launcher(Protocol):
     - The argv that ``launch`` gives stays in the foreground until the workload's last process has ended, and ends with its exit
       code (128 + N for signal N). All of the workload's processes are its descendants, so that the shim can count, signal and
       end them, or, where a service starts them elsewhere, members of the control groups that the shim was told of.
-    - It passes on the open descriptors it inherits (the GPU locks), standard output and error, and gives the workload its
-      environment. No program that runs outside of the sandbox gets that: a loader obeys it (LD_PRELOAD).
+    - It passes on standard output and error, and gives the workload its environment and no other descriptor. No program that runs
+      outside of the sandbox gets that environment: a loader obeys it (LD_PRELOAD).
     - TERM to the workload's own processes reaches them; KILL to the argv's process ends everything below it.
     - Of GPU device nodes the workload sees ``box.devices`` and no other; of files what ``Box`` names, at the paths of ``view``.
     - With ``box.user`` nothing of the workload runs as another user of the host, and it can't become one.

@@ -1,9 +1,10 @@
 """Locks on the host: one GPU slot, one workload, whatever any server says.
 
 A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file of its slot range
-exclusively. Each lock (flock) is taken twice, on two files: one stays with the shim, one goes on to the workload's processes. So it
-is free when, and only when, the last of them all is gone, however the agent or the shim ended; a workload that unlocks or closes
-what it has inherited frees nothing while its shim is there.
+exclusively. The locks (flock) belong to the run's shim and to the guard above it (``agent/shim/guard.py``), never to the workload's
+own processes: an open descriptor can be handed to anybody who shares a folder with it, and would hold the GPU for as long as they
+like. So they are free when, and only when, the shim has seen the last process of the workload go, or the guard where the shim was
+killed.
 """
 
 from __future__ import annotations
@@ -39,21 +40,15 @@ class Busy(Exception):
 
 
 class HeldLocks:
-    """Open lock files, ``kept`` for the shim alone and ``inherited`` for the workload as well. ``close`` drops this process's hold:
-    the locks stay while an heir has them open."""
+    """Open lock files. ``close`` drops this process's hold: the locks stay while an heir has them open."""
 
     def __init__(self) -> None:
-        self.kept: list[int] = []
-        self.inherited: list[int] = []
-
-    @property
-    def descriptors(self) -> list[int]:
-        return [*self.kept, *self.inherited]
+        self.descriptors: list[int] = []
 
     def close(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
-        self.kept, self.inherited = [], []
+        self.descriptors = []
 
 
 def take(folder: Path, claims: list[Claim]) -> HeldLocks:
@@ -74,14 +69,13 @@ def take(folder: Path, claims: list[Claim]) -> HeldLocks:
 
 
 def _lock(held: HeldLocks, path: Path, kind: int, claim: Claim) -> None:
-    for descriptors, file in ((held.kept, path), (held.inherited, path.with_name(f"{path.name}.workload"))):
-        # Opened for reading only: a workload inherits the descriptor and must not be able to leave bytes for the next tenant.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o400)
-        descriptors.append(descriptor)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(claim) from None
+    # For reading only: nobody who comes by the descriptor can leave bytes for the next tenant.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
+    held.descriptors.append(descriptor)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(claim) from None
 
 
 def _name(gpu: str) -> str:

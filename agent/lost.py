@@ -84,16 +84,28 @@ class Lost:
             log.error("run %s: its epilog could not be started: %s", run.id, error)
 
     def _kill_rest(self, run: Run) -> bool:
-        """KILL every process that is in the run's control groups or still carries its mark (which a process may take off);
-        whether there was one."""
+        """KILL every process that is in the run's control groups, still carries its mark (which a process may take off), or was
+        left to its guard; whether there was one."""
         mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
         grouped = self._cgroups.members(run.about["mark"])
+        everything = processes.scan()
+        guarded = _left_to_guard(run, everything)
         found = False
-        for pid in processes.scan():
-            if mark in processes.environment(pid) or pid in grouped:  # what is not ours to read is not ours to end
+        for pid in everything:
+            if pid in guarded or mark in processes.environment(pid) or pid in grouped:  # what can't be read is not ours to end
                 found = True
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
         return found
+
+
+def _left_to_guard(run: Run, everything: dict[int, processes.Process]) -> set[int]:
+    """Pids of what fell to the guard when the shim was killed, without the operator's epilog, which has a time of its own."""
+    guard = run.shim.get("guard") or {}
+    if run.shim.get("boot_id") != boot_id() or not processes.is_alive(guard.get("pid", 0), guard.get("start_ticks", 0)):
+        return set()
+    begun = read_json(run.folder / "epilog.json") or {}
+    spared = {begun["pid"], *(each.pid for each in processes.below(everything, begun["pid"]))} if begun else set()
+    return {each.pid for each in processes.below(everything, guard["pid"])} - spared

@@ -428,7 +428,7 @@ class Runs:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            await self.through(lambda: self._write_spec(run, wanted, place, [alive, *held.kept]))
+            await self.through(lambda: self._write_spec(run, wanted, place, [alive, *held.descriptors]))
             with open(run.folder / "shim.err", "ab") as errors:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(self.state.tools / "shim"), str(run.folder)),

@@ -30,7 +30,7 @@ USED_KEPT = 10_000
 STARTS_KEPT = 16
 START_LENGTH = 32  # characters
 # The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
-SHIM = ("__init__", "door", "entry", "families", "files", "hook", "keeper", "libc", "log", "tree", "verdict")
+SHIM = ("__init__", "door", "entry", "families", "files", "guard", "hook", "keeper", "libc", "log", "tree", "verdict")
 
 TOOLS = (  # name in tools/, file of this package, mode
     ("shim/__main__.py", "shim/__main__.py", 0o600),

@@ -15,6 +15,7 @@ from agent.shim import verdict
 from agent.shim.door import NoticeDoor
 from agent.shim.entry import enter, handed_in
 from agent.shim.files import boot_id, boottime, complain, read_json, write_json
+from agent.shim.guard import stand_guard
 from agent.shim.hook import Hook
 from agent.shim.log import Log, drain
 from agent.shim.tree import catches, descendants, ended_children, members, out_of_memory_kills, process_stat, send
@@ -68,12 +69,14 @@ class Shim:
     def run(self) -> None:
         """Start the workload, keep it, write how it ended."""
         self.catch_signals()
-        for own in self.spec[
-            "own_fds"
-        ]:  # that it lives, and its half of the GPU locks; the workload inherits the other
+        for own in self.spec["own_fds"]:  # that it lives, and the GPU locks: the workload gets none of them
             os.set_inheritable(own, False)
         me = process_stat(os.getpid())
-        identity: dict[str, Any] = {"pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id()}
+        guard = process_stat(os.getppid())
+        identity: dict[str, Any] = {
+            "pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id(),
+            "guard": {"pid": os.getppid(), "start_ticks": guard[1] if guard else 0},
+        }  # fmt: skip
         write_json(self.path("shim.json"), identity)
         if not self.prolog(identity):
             return
@@ -414,14 +417,14 @@ def leave_parent() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    if os.fork():
-        os._exit(0)
 
 
 def main(run_dir: str, part: str = "") -> None:
     leave_parent()
-    shim = Shim(run_dir)
     if part == "epilog":
-        shim.only_epilog()
+        if os.fork():
+            os._exit(0)
+        Shim(run_dir).only_epilog()
     else:
-        shim.run()
+        stand_guard(read_json(os.path.join(run_dir, "spec.json")) or {})
+        Shim(run_dir).run()

@@ -151,13 +151,65 @@ async def test_the_agents_folder_locks_and_socket_are_out_of_reach(
 ) -> None:
     tries = (
         f"ls -a {agent.state} {agent.state}/runs 2>/dev/null; find / -xdev -name identity.json 2>/dev/null; "
-        "for f in /proc/self/fd/*; do readlink $f; done | grep -v -e pipe: -e /dev/null -e socket: -e /locks/ -e /proc; "
+        "for f in /proc/*/fd/*; do readlink $f; done | grep -v -e pipe: -e /dev/null -e eventfd -e /proc; "
         "for f in /proc/self/fd/*; do (echo x > $f) 2>/dev/null; done; ls /run/netns /var/run 2>/dev/null"
     )
     unit = agent.units[0]
     assert await output(edge, tries, units=[unit], **who) in ("", "x\n" * 2, "x\n")
     for lock in (agent.state / "locks").iterdir():
         assert lock.read_bytes() == b"", "a workload must not leave bytes for the next one"
+
+
+# What a workload sends to another of its owner's: every descriptor that it has, or can take from a process that it sees.
+TAKE_ALL = """
+import array, ctypes, os, socket, sys, time
+libc, mine = ctypes.CDLL(None), []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        numbers = [int(each) for each in os.listdir("/proc/%s/fd" % pid)]
+        process = os.pidfd_open(int(pid))
+    except OSError:
+        continue
+    taken = [libc.syscall(438, process, number, 0) for number in numbers]  # pidfd_getfd
+    mine += [each for each in taken if each >= 0]
+names = [os.readlink("/proc/self/fd/%d" % each) for each in mine]
+print("sends", len(mine), "locks", sum("GPU-" in name for name in names), flush=True)
+other = socket.socket(socket.AF_UNIX)
+while other.connect_ex(os.path.expanduser("~/to")) != 0:
+    time.sleep(0.05)
+for each in mine:
+    other.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [each]))])
+other.shutdown(socket.SHUT_WR)
+print(other.recv(10).decode(), flush=True)
+"""
+KEEP_ALL = """
+import os, socket, time
+here = socket.socket(socket.AF_UNIX)
+here.bind(os.path.expanduser("~/to"))
+here.listen()
+other = here.accept()[0]
+while other.recvmsg(1, 1000)[0]:
+    pass
+other.send(b"kept")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
+async def test_what_a_workload_hands_to_another_of_its_owner_keeps_no_gpu_locked_after_it(
+    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str
+) -> None:
+    if launcher == "plain" and not who:
+        pytest.skip("a plain process of the agent's own user can do to the agent what it likes, and the host says so")
+    agent = await make_agent(launcher=launcher)
+    await edge.want(job(f"rm -f ~/to; exec python3 -S -c '{KEEP_ALL}'", units=[agent.units[1]], **who))
+    await edge.until_state("run-1", "running")
+    found = await output(edge, f"python3 -S -c '{TAKE_ALL}'", generation=2, units=[agent.units[0]], **who)
+    assert found.splitlines()[1:] == ["kept"] and found.split()[2:4] == ["locks", "0"]
+    assert await output(edge, "echo next", generation=3, units=[agent.units[0]], **who) == "next\n"
+    keeper = edge.seen("run-1")
+    assert keeper is not None and keeper.state == "running"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,123 @@
+"""The guard above a shim: a workload's GPUs stay locked until the last of its processes is gone, also where its shim was killed,
+and no process of the workload has the locks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent import locks, processes
+from agent.cgroups import Cgroups
+from agent.locks import Busy, Claim
+from agent.lost import Lost
+from agent.run import Run
+from agent.state import read_json
+from tests.agent.conftest import AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+
+# A child that has closed all, taken off the run's mark and left its session: nothing but its parents says whose it is.
+HIDES = (
+    "python3 -S -c 'import os; os.fork() and os._exit(0); os.setsid(); os.closerange(3, 256); "
+    'os.execve("/bin/sleep", ["sleep", "304"], {})\'; sleep 300'
+)
+
+
+def is_free(agent: AgentProcess) -> bool:
+    try:
+        locks.take(agent.state / "locks", [Claim(agent.edge.observed[0].inventory.gpus[0].uuid, 0, 840)]).close()
+    except Busy:
+        return False
+    return True
+
+
+async def hiding(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
+    """A run on the first GPU, and that child of it."""
+    await edge.want(job(HIDES, units=[agent.units[0]]))
+    await edge.until_state("run-1", "running")
+    found: list[processes.Process] = []
+
+    def there() -> bool:
+        below = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+        found[:] = [each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"]
+        return bool(found)
+
+    await edge.until(there)
+    return found[0]
+
+
+def end(process: processes.Process) -> None:
+    if processes.is_alive(process.pid, process.start_ticks):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+async def test_a_gpu_stays_locked_until_the_last_process_is_gone_when_shim_and_agent_were_killed(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    last = await hiding(edge, agent)
+    tree = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+    await agent.kill()
+    try:
+        os.kill(agent.shim("run-1")["pid"], signal.SIGKILL)
+        for each in tree:
+            if each.pid != last.pid:
+                end(each)
+        await edge.until(lambda: not any(processes.is_alive(e.pid, e.start_ticks) for e in tree if e.pid != last.pid))
+        assert not is_free(agent)
+    finally:
+        end(last)
+    await edge.until(lambda: is_free(agent))
+
+
+class NoGroups(Cgroups):
+    """As on a host that lets the agent make none."""
+
+    def members(self, name: str) -> set[int]:
+        return set()
+
+
+async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(edge: FakeEdge, agent: AgentProcess) -> None:
+    last = await hiding(edge, agent)
+    folder = agent.state / "runs" / "run-1"
+    run = Run(folder, read_json(folder / "run.json"), shim=read_json(folder / "shim.json"))
+    lost = Lost(agent.state / "tools", NoGroups())
+    await agent.kill()
+    try:
+        os.kill(run.shim["pid"], signal.SIGKILL)
+        await edge.until(lambda: lost.end(run) is not None)
+        assert not processes.is_alive(last.pid, last.start_ticks)
+    finally:
+        end(last)
+    await edge.until(lambda: is_free(agent))
+
+
+async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(edge: FakeEdge, agent: AgentProcess) -> None:
+    for generation in (1, 2):
+        await edge.want(job("sleep 300", generation=generation, units=[agent.units[generation - 1]]))
+        await edge.until_state(f"run-{generation}", "running")
+    first, second = (read_json(agent.state / "runs" / name / "shim.json")["guard"] for name in ("run-1", "run-2"))
+    os.kill(second["pid"], signal.SIGKILL)
+    for generation in (1, 2):
+        await edge.change(f"run-{generation}", verb="stop", code="cancelled")
+        assert (await edge.until_state(f"run-{generation}", "ended")).outcome == "cancelled"
+    await edge.until(lambda: not processes.is_alive(first["pid"], first["start_ticks"]))
+    assert is_free(agent)
+
+
+@pytest.mark.sandbox
+async def test_a_sandbox_whose_shim_and_agent_were_killed_frees_its_gpu_when_it_is_gone(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    agent = await make_agent(launcher="bubblewrap")
+    await edge.want(job("setsid sleep 300 & sleep 300", units=[agent.units[0]]))
+    await edge.until_state("run-1", "running")
+    shim = agent.shim("run-1")
+    await edge.until(lambda: len(processes.below(processes.scan(), shim["pid"])) >= 4)
+    tree = processes.below(processes.scan(), shim["pid"])
+    await agent.kill()
+    assert not is_free(agent)
+    os.kill(shim["pid"], signal.SIGKILL)
+    await edge.until(lambda: is_free(agent))
+    assert not any(processes.is_alive(each.pid, each.start_ticks) for each in tree)
