@@ -161,7 +161,7 @@ class Cycle:
             return Alike.AS_LONG if may_evict else Alike.ALL
         if not all(leaves_room(board, queued, kind) for kind in allowed):
             return Alike.NOBODY  # others may be over in time, or small enough
-        if self.waiting.may_hold:
+        if self.waiting.changes_holds(allowed):
             return Alike.NOBODY
         if may_evict:
             return Alike.AS_LONG

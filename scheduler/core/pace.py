@@ -67,6 +67,10 @@ class Pace:
                 for room in self._room[kind]:
                     room.begin_anew()
 
+    def note_expected(self, kind: int, queued: Queued, start: int) -> None:
+        """Work to which the forecast gave a start after counting had begun here."""
+        self._take(kind, queued.ask.units, queued.ask.hosts, start, start + queued.predicted_seconds)
+
     def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
         for_long, lent = self._rooms_of(kind)
         for_long.take(units, hosts, start, end)

@@ -28,6 +28,7 @@ from scheduler.core.timeline import Promises, fits_empty, lead_seconds, numbers
 PLACES_HELD = 2
 LITTLE = 72 * 3600  # seconds: the pool could be through with all that waits within that time
 FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
+MOST_TRIES = 64  # so many may try to have units of a kind set aside
 BLOCKERS_NAMED = 20
 
 
@@ -54,6 +55,7 @@ class Waiting:
         self.places = PLACES_HELD if is_little(unit_seconds, board) else 1
         self.held: Counter[int] = Counter()  # by kind
         self.forecasts = 0
+        self.tries: Counter[int] = Counter()  # by kind: who might have had units of it set aside
         self.forecast: Forecast | None = None
         self.pace: Pace | None = None  # for those behind the last that the forecast places
         self._by_end: dict[int, list[int]] = {}
@@ -128,17 +130,20 @@ class Waiting:
             start, blockers, held = self._start_on_units(queued, allowed)
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
 
-    @property
-    def may_hold(self) -> bool:
-        """May units still be set aside for the next that is refused?"""
-        if self.forecasts >= FORECAST_DEPTH:
-            return False
-        return any(self.held[kind] < self.places for kind in range(len(self.board.kinds)))
+    def may_hold(self, kinds: Iterable[int]) -> bool:
+        """May units of one of these kinds still be set aside for the next that is refused? Of each kind apart: else large work
+        would starve behind the many that wait for other kinds."""
+        return any(self.held[kind] < self.places and self.tries[kind] < MOST_TRIES for kind in kinds)
+
+    def changes_holds(self, kinds: Iterable[int]) -> bool:
+        """Does the forecast of one that is refused matter to what is set aside, for it or for those behind it?"""
+        in_depth = self.forecasts < FORECAST_DEPTH and self.may_hold(range(len(self.board.kinds)))
+        return in_depth or self.may_hold(kinds)
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
         kept = self._keep_room(queued) or self._keep_own_room(queued)
-        if queued.reservation is not None or not self.may_hold:
+        if queued.reservation is not None or not self.changes_holds(self.board.kinds_for(queued.ask)):
             return
         start: int | None = None
         held: tuple[int, ...] = ()
@@ -189,8 +194,9 @@ class Waiting:
         """For whom room is kept: when units will be there as well, and those that are set aside. Without them, others would be
         on them when there is room at last."""
         held: tuple[int, ...] = ()
-        if self.may_hold:
-            start, _, held = self._start_on_units(queued, self.board.kinds_for(queued.ask)[:1], kept.start)
+        first = self.board.kinds_for(queued.ask)[:1]
+        if self.changes_holds(first):
+            start, _, held = self._start_on_units(queued, first, kept.start)
             kept.start = max(kept.start, start or 0)
         return max(kept.start, self.board.now + 1), held
 
@@ -217,9 +223,10 @@ class Waiting:
         Not before something has changed: it does not fit now, be it for CPU or NVLink, which the forecast can't see.
         """
         board = self.board
-        if self.forecasts >= FORECAST_DEPTH:
-            return self._start_by_pace(queued, allowed), (), ()
+        if self.forecasts >= FORECAST_DEPTH and not self.may_hold(allowed):
+            return self._start_by_pace(queued, allowed) if self.explain else None, (), ()
         self.forecasts += 1
+        self.tries.update([kind for kind in allowed if self.held[kind] < self.places])
         if self.forecast is None:
             self.forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
@@ -233,6 +240,8 @@ class Waiting:
             return None, (), ()
         start, kind, hosts = max(best[0], not_before, board.now + 1), best[1], best[2]
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
+        if self.pace is not None:
+            self.pace.note_expected(kind, queued, start)
         held: tuple[int, ...] = ()
         if self.held[kind] < self.places:
             self.held[kind] += 1

@@ -126,8 +126,10 @@ def test_what_can_never_start_does_not_make_the_queue_a_long_one() -> None:
         assert [r.workload for r in refusals if r.held_units] == [1, 2]
 
 
-def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it() -> None:
-    """Many wait for one model; the first that needs the other is not put off for ever by small work because of that."""
+@pytest.mark.parametrize("ahead", [3, 90])
+def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it(ahead: int) -> None:
+    """Many wait for one model; the first that needs the other is not put off for ever by small work because of that, however
+    many they are."""
     models = {1: "H100", 2: "H100", 3: "A100"}
     snapshot = pool(running=in_use_until({h: NOW + h * 60 * MINUTE for h in models}))
     snapshot = replace(
@@ -138,9 +140,11 @@ def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it() -> N
             Queued(
                 n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 7200 * MINUTE, 7200 * MINUTE, preemptible=True
             )
-            for n, model in enumerate(("H100", "H100", "H100", "A100"), 1)
+            for n, model in enumerate((*["H100"] * ahead, "A100"), 1)
         ),
     )
     held = {r.workload: r.held_units for r in plan(snapshot, NOW).refusals if r.held_units}
-    assert sorted(held) == [1, 4]
-    assert {unit // 10 for unit in held[4]} == {3}
+    assert sorted(held) == [1, ahead + 1]
+    assert {unit // 10 for unit in held[ahead + 1]} == {3}
+    quiet = plan(snapshot, NOW, explain=False).refusals
+    assert {r.workload: r.held_units for r in quiet} == held
