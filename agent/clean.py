@@ -2,8 +2,8 @@
 
 The end of a workload is told when its last process has gone. Here the GPU itself is asked once more: no process on it that was not
 there before the last tenant, and the memory in use no higher than then. What was there before (a monitor, somebody's stray) is not
-the tenant's and keeps nobody waiting, nor does a service of the system that was started again; what can't be read says nothing
-against the unit.
+the tenant's and keeps nobody waiting, nor does a service of the system that was started again. What a unit never told says nothing
+against it; one that told it before its last tenant and does not tell it now can't be asked, and is waited for.
 """
 
 from __future__ import annotations
@@ -46,8 +46,14 @@ class Clean:
         there = list(found)
         for unit in units:
             before, row = self._before.get(unit), readings.get(unit)
-            if before is None or row is None:
+            if row is None:
+                return f"{unit} can't be asked whether it is clean"
+            if before is None:
                 continue
+            if before.get("told_processes") and row.processes is None:
+                return f"{unit} can't be asked whether it is clean: who computes on it is not told any more"
+            if before.get("memory_mib") is not None and row.memory_used_mib is None:
+                return f"{unit} can't be asked whether it is clean: its memory in use is not told any more"
             new = {each.pid for each in there if each.unit == unit} - set(_pids(before))
             if not all(map(is_of_the_system, new)):
                 return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant
@@ -63,7 +69,11 @@ class Clean:
         for unit in units:
             row = readings.get(unit)
             pids = sorted({each.pid for each in there if each.unit == unit})
-            self._before[unit] = {"pids": [*pids], "memory_mib": row.memory_used_mib if row else None}
+            self._before[unit] = {
+                "pids": [*pids],
+                "memory_mib": row.memory_used_mib if row else None,
+                "told_processes": int(row is not None and row.processes is not None),
+            }
         write_json(self._path, {"boot_id": self._boot, "units": self._before})
 
 

@@ -377,7 +377,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
 
 def _meter(host: str, models: list[str], mig: str, folder: Path) -> Meter:
     if not models:
-        return NvmlMeter()
+        return NvmlMeter(kept=folder / "hardware.json")
     return SimulatedMeter(host, models, parse_mig(mig, models), folder)
 
 
@@ -385,6 +385,10 @@ async def _hardware(meter: Meter) -> Hardware:
     try:
         return await meter.hardware()
     except NoAnswer as problem:
+        known = meter.last_known(str(problem))
+        if known is not None:  # there may be work on them, and nobody else renews its lease
+            logging.getLogger("agent").error("the GPUs can't be read, what was last known of them counts: %s", problem)
+            return known
         raise RuntimeError(f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB") from None
 
 

@@ -37,7 +37,8 @@ def changes(gpu: str, before: Condition | None, after: Condition, *, boot: str, 
     first, earlier = before is None, before or {}
     if after.get("lost"):
         if not earlier.get("lost"):
-            found.append(("nvml:lost", "it fell off the bus: the driver does not reach it", ""))
+            told = f"the driver does not reach it ({after['why']})" if after.get("why") else ""
+            found.append(("nvml:lost", told or "it fell off the bus: the driver does not reach it", ""))
         return _events(gpu, found, boot, now)
     action = after.get("recovery")
     if action in RECOVERY and action != earlier.get("recovery"):

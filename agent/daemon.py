@@ -20,7 +20,7 @@ from agent.connection import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Connect
 from agent.diagnostics import Diagnostics
 from agent.geometry import Geometries
 from agent.launchers import Launcher
-from agent.meter import Hardware, Meter
+from agent.meter import Hardware, Meter, NoAnswer
 from agent.protocol import Desired, RunWanted
 from agent.reconcile import Action, Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
 from agent.reporting import News, inventory
@@ -35,6 +35,7 @@ log = logging.getLogger("agent")
 
 BRING_ABOUT_SECONDS = 2.0  # well within a lease
 LOOK_SECONDS = 0.2  # how often the shims' files are read
+READ_AGAIN_SECONDS = 5.0  # GPUs that could not be read
 SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 
@@ -76,6 +77,7 @@ class Agent:
         )  # fmt: skip
         self._geometries = Geometries(state, meter, hardware, runs.locks_folder, self._take_over)
         self._host_notes = notes
+        self._hardware = hardware
         offered = volumes.environment(runs.exposed)
         here = inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
         self.news = News(state, runs, here, self._diagnostics, self._geometries)
@@ -107,6 +109,7 @@ class Agent:
                 self._tell(self._diagnostics.changed),
                 self._tell(self._geometries.changed),
                 self._scratch.watch(),
+                self._read_again(),
                 *self._watch.loops(),
             )
             tasks: list[asyncio.Task[object]] = [asyncio.create_task(loop) for loop in loops]
@@ -332,7 +335,13 @@ class Agent:
         is_new = False  # also where that can't be found out now
         with contextlib.suppress(Hangs):
             is_new = not self.runs.has_home(wanted.owner)
-        rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
+        try:
+            if wanted.unit_uuids and self._hardware.unread:
+                raise NoAnswer(self._hardware.unread)
+            rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
+        except NoAnswer as problem:
+            await self.runs.wait(wanted, f"waiting: the GPU can't be asked whether it is clean ({problem})")
+            return
         left = self._clean.left(self.runs.wholly(wanted), rows, found)
         if left:
             await self.runs.wait(wanted, f"waiting: {left}")
@@ -367,8 +376,25 @@ class Agent:
             changed.clear()
             self.news.note_change()
 
+    async def _read_again(self) -> None:
+        """GPUs that could not be read, until they can."""
+        while True:
+            await asyncio.sleep(READ_AGAIN_SECONDS)
+            if self._geometries.busy or not (self._hardware.unread or self._hardware.lost):
+                continue
+            try:
+                hardware = await self.meter.hardware()
+            except NoAnswer as problem:
+                log.info("the GPUs still can't be read: %s", problem)
+                continue
+            if hardware != self._hardware:
+                log.info("GPUs can be read again")
+                self._geometries.know(hardware)
+                self._take_over(hardware)
+
     def _take_over(self, hardware: Hardware) -> None:
-        """The GPUs are other ones than at the start: one was split otherwise."""
+        """The GPUs are other ones than at the start: one was split otherwise, or can be read again."""
+        self._hardware = hardware
         self.runs.take_over(hardware)
         self._diagnostics.take_over(hardware)
         self.news.note_hardware(hardware, self._host_notes)

@@ -68,6 +68,10 @@ class Geometries:
                 self._tasks[name] = asyncio.create_task(self._carry_out(one))
                 self._tasks[name].add_done_callback(lambda task, name=name: self._is_over(name, task))  # type: ignore[misc]
 
+    def know(self, hardware: Hardware) -> None:
+        """The GPUs were read anew, for another reason than a change."""
+        self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
+
     def seen(self) -> list[GeometrySeen]:
         """Everything the server may not know yet."""
         return list(self._seen.values())

@@ -21,6 +21,8 @@ class Hardware:
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest that the driver supports
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model: what it can be split into
+    lost: dict[str, str] = field(default_factory=dict)  # by uuid: why a GPU can't be read; it is here as it was last known
+    unread: str = ""  # why none of it could be read: all of it is as it was last known
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,15 @@ class Meter(Protocol):
     async def hardware(self) -> Hardware:
         """The inventory."""
 
+    def last_known(self, problem: str) -> Hardware | None:
+        """The inventory as it was read last, by this agent or one before it; ``problem``: why it can't be read now. None: never."""
+
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
         """One row per unit, stamped ``now`` (seconds since the epoch). ``uses``: by unit uuid. What can't be read is None."""
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
-        """Memory in use by unit, and who computes there. Between two samples: those measure since the one before."""
+        """Memory in use by unit, and who computes there. Between two samples: those measure since the one before. A unit that can't
+        be read has no row. Raises NoAnswer."""
 
     def processes(self) -> list[GpuProcess]:
         """Who computed on the GPUs at the last sample."""

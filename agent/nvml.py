@@ -513,6 +513,13 @@ def _version(number: int | None) -> str:
     return "" if not number else f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _pci_of(index: int) -> str:
+    """Also of a GPU that says nothing else, where the driver still knows it; '' else."""
+    handle = maybe(pynvml.nvmlDeviceGetHandleByIndex, index)
+    pci = maybe(pynvml.nvmlDeviceGetPciInfo, handle) if handle is not None else None
+    return text(pci.busId) if pci is not None else ""
+
+
 def _capability(path: Path) -> str:
     try:
         minor = re.search(r"DeviceFileMinor:\s*(\d+)", path.read_text())
@@ -526,9 +533,24 @@ class Reader:
 
     def __init__(self) -> None:
         pynvml.nvmlInit()
-        self.gpus = [Gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        self.gpus: list[Gpu] = []
+        self.unread: dict[int, str] = {}  # by index: why a GPU that the driver counts can't be read
+        self.unwatched: list[int] = []
         self.events_set = maybe(pynvml.nvmlEventSetCreate)
-        self.unwatched = [gpu.index for gpu in self.gpus if not self._watch(gpu)]
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            self._open(index)
+
+    def _open(self, index: int) -> None:
+        """One that can't be read keeps nobody from the others."""
+        try:
+            gpu = Gpu(index)
+        except pynvml.NVMLError as error:
+            self.unread[index] = str(error)
+            return
+        self.unread.pop(index, None)
+        self.gpus = sorted([*self.gpus, gpu], key=lambda each: each.index)
+        if not self._watch(gpu):
+            self.unwatched.append(index)
 
     def _watch(self, gpu: Gpu) -> bool:
         """Have the driver queue what happens to this GPU; False where it can't."""
@@ -543,7 +565,9 @@ class Reader:
         return True
 
     def hardware(self) -> dict[str, Any]:
-        """The inventory."""
+        """The inventory. GPUs that could not be read are looked at once more."""
+        for index in sorted(self.unread):
+            self._open(index)
         notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
         notes += [
             f"GPU {gpu.index} is in MIG mode and has no instances."
@@ -560,6 +584,7 @@ class Reader:
             "notes": notes,
             "devices": devices,
             "mig_profiles": self._offers(),
+            "unread": [{"index": index, "pci": _pci_of(index), "why": why} for index, why in sorted(self.unread.items())],
         }
 
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
@@ -619,7 +644,7 @@ class Reader:
         try:
             outcome = mig.under_lock(locks_folder, uuid, MigBoard(gpu), parts, before)
         finally:
-            self.gpus[place] = Gpu(gpu.index)
+            self.gpus[place] = maybe(Gpu, gpu.index) or gpu
         return None if outcome is None else asdict(outcome)
 
     def conditions(self) -> dict[str, dict[str, Any]]:

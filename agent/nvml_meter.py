@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import conditions, kernel_log, mig
+from agent.known_hardware import KnownHardware, with_lost
 from agent.meter import GpuProcess, Hardware, HardwareEvent, NoAnswer, Use
 from agent.mig import Outcome
 from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, parse
@@ -25,6 +26,8 @@ log = logging.getLogger("agent.nvml")
 
 DEADLINE_SECONDS = 10.0
 START_DEADLINE_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
+KNOWN_DEADLINE_SECONDS = 5.0  # at the start, where the hardware is known: what runs waits for an agent that renews its lease
+UNREADABLE_SECONDS = 20.0  # without any answer, though the driver does not hang: then it is an event
 LARGEST_ANSWER = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
@@ -37,20 +40,25 @@ class NvmlMeter:
 
     simulated = False
 
-    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS, kept: Path | None = None) -> None:
+        """``kept``: the file in which the inventory is kept for the next agent."""
         self._deadline = deadline_seconds
+        self._known = KnownHardware(kept)
+        self._lost: dict[str, str] = {}  # by GPU that the inventory has and NVML can't read: why
         # Not asyncio's own: that kills its children when the loop ends.
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: asyncio.StreamReader | None = None
         self._number = 0
         self._overdue = 0  # the question whose answer did not come
+        self._asked_at = 0.0  # the last question, by the clock of time.monotonic
         self._asking = asyncio.Lock()
         self._gpus: list[GpuSeen] = []
         self._gpu_of: dict[str, str] = {}  # by unit
         self._processes: list[GpuProcess] = []
         self._conditions: dict[str, conditions.Condition] = {}
         self._conditions_at = -CONDITIONS_SECONDS
-        self._hung_since: float | None = None
+        self._silent_since: float | None = None  # since its last answer nothing could be read
+        self._silence_told = False
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
@@ -58,18 +66,38 @@ class NvmlMeter:
         self._reshaping = False  # the process is busy with that, for up to minutes
 
     async def hardware(self) -> Hardware:
-        answer = await self._ask("hardware", START_DEADLINE_SECONDS)
+        known = self._known.hardware
+        is_first = known is not None and not self._has_answered
+        answer = await self._ask("hardware", KNOWN_DEADLINE_SECONDS if is_first else START_DEADLINE_SECONDS)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
-        self._gpus = gpus
-        self._gpu_of = {unit.uuid: gpu.uuid for gpu in gpus for unit in gpu.units}
         versions = answer["driver_version"], answer["cuda_version"]
         offers = {
             model: [parse(MigProfileSeen, one) for one in profiles] for model, profiles in answer["mig_profiles"].items()
         }
-        return Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
+        read = Hardware(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
+        found = with_lost(read, answer["unread"], known)
+        if answer["unread"] and not found.gpus:
+            raise NoAnswer(answer["unread"][0]["why"])
+        self._accept(found)
+        self._known.keep(found)
+        return found
+
+    def last_known(self, problem: str) -> Hardware | None:
+        found = self._known.without_nvml(problem)
+        if found is not None:
+            self._accept(found)
+        return found
+
+    def _accept(self, hardware: Hardware) -> None:
+        self._gpus, self._lost = hardware.gpus, hardware.lost
+        self._gpu_of = {unit.uuid: gpu.uuid for gpu in hardware.gpus for unit in gpu.units}
 
     async def sample(self, uses: dict[str, Use], now: float) -> list[SampleRow]:
-        answer = await self._read("sample")
+        try:
+            answer = await self._read("sample")
+        except NoAnswer as problem:
+            log.warning("GPUs are not read: %s", problem)
+            answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
         self._processes = self._of(answer)
         return [_row(reading, uses.get(reading["unit"]), now) for reading in answer]
 
@@ -78,14 +106,10 @@ class NvmlMeter:
         return [_row(reading, None, now) for reading in answer], self._of(answer)
 
     async def _read(self, what: str) -> list[dict[str, Any]]:
-        """Readings by unit; without any figure where there is no answer."""
-        try:
-            if self._reshaping:
-                raise NoAnswer("a GPU is being split otherwise")
-            answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
-        except NoAnswer as problem:
-            log.warning("GPUs are not read: %s", problem)
-            answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
+        """Readings by unit."""
+        if self._reshaping:
+            raise NoAnswer("a GPU is being split otherwise")
+        answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
         return answer
 
     def _of(self, answer: list[dict[str, Any]]) -> list[GpuProcess]:
@@ -143,14 +167,13 @@ class NvmlMeter:
         try:
             found = await self._named(await self._ask("events", self._deadline), now)
         except NoAnswer as problem:
-            return self._hung(str(problem), now)
+            return self._silence(str(problem), now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
             return found  # told before more is asked: a GPU that has just failed may not answer
         try:
             found += await self._changed_conditions(now)
         except NoAnswer as problem:
-            return found + self._hung(str(problem), now)
-        self._hung_since = None
+            return found + self._silence(str(problem), now)
         return found
 
     async def conditions(self) -> dict[str, conditions.Condition]:
@@ -158,25 +181,32 @@ class NvmlMeter:
         if self._reshaping:
             raise NoAnswer("a GPU is being split otherwise")
         answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
-        return answer
+        return {**{gpu: {"lost": True, "why": why} for gpu, why in self._lost.items()}, **answer}
 
     async def _changed_conditions(self, now: float) -> list[HardwareEvent]:
         if time.monotonic() - self._conditions_at < CONDITIONS_SECONDS:
             return []
         self._conditions_at = time.monotonic()
-        answer = await self._ask("conditions", self._deadline)
         found = []
-        for gpu, condition in answer.items():
+        for gpu, condition in (await self.conditions()).items():
             found += conditions.changes(gpu, self._conditions.get(gpu), condition, boot=self._boot, now=now)
             self._conditions[gpu] = condition
         return found
 
-    def _hung(self, problem: str, now: float) -> list[HardwareEvent]:
-        """Once, when the driver does not answer any more; what ended is started again and no such case."""
-        if not self._overdue or self._hung_since is not None:
+    def _silence(self, problem: str, now: float) -> list[HardwareEvent]:
+        """Once, when the driver hangs, or when for a while nothing else brought an answer: an NVML that can't be started, say."""
+        silent_since = self._silent_since
+        if self._silence_told or silent_since is None:
             return []
-        self._hung_since = now
-        return [HardwareEvent(uuid.uuid4().hex, "", "nvml", "nvml:hung", now, problem)]
+        at = time.monotonic()
+        if self._overdue:
+            code, due = "nvml:hung", self._asked_at + (self._deadline if self._has_answered else START_DEADLINE_SECONDS)
+        else:
+            code, due = "nvml:unreadable", silent_since + UNREADABLE_SECONDS
+        if at < due:
+            return []
+        self._silence_told = True
+        return [HardwareEvent(uuid.uuid4().hex, "", "nvml", code, now, problem)]
 
     async def reshape(
         self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
@@ -199,6 +229,17 @@ class NvmlMeter:
             await asyncio.sleep(0.02)
 
     async def _ask(self, what: str, deadline: float, about: Any = None) -> Any:
+        """The answer. Raises NoAnswer."""
+        try:
+            answer = await self._put(what, deadline, about)
+        except NoAnswer:
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
+            raise
+        self._silent_since, self._silence_told = None, False
+        return answer
+
+    async def _put(self, what: str, deadline: float, about: Any) -> Any:
         async with self._asking:
             if self._process is None or self._process.poll() is not None:
                 if not self._has_answered and time.monotonic() - self._started_at < RESTART_SECONDS:
@@ -210,6 +251,7 @@ class NvmlMeter:
             if self._answers.at_eof():
                 raise NoAnswer("the NVML process has nothing more to say and does not end")
             self._number += 1
+            self._asked_at = time.monotonic()
             try:
                 self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
                 self._process.stdin.flush()

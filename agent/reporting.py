@@ -93,8 +93,9 @@ class News:
     def note_hardware(self, hardware: Hardware, notes: list[str]) -> None:
         """The GPUs are other ones than at the start. ``notes``: of the host, beside those of the hardware."""
         self._inventory = dataclasses.replace(
-            self._inventory, gpus=hardware.gpus, notes=[*notes, *hardware.notes], mig_profiles=hardware.mig_profiles
-        )
+            self._inventory, gpus=hardware.gpus, notes=[*notes, *hardware.notes], mig_profiles=hardware.mig_profiles,
+            driver_version=hardware.driver_version, cuda_version=hardware.cuda_version,
+        )  # fmt: skip
         self.note_change()
 
     def note_homes(self, homes: HomesSeen) -> None:

@@ -272,6 +272,9 @@ class SimulatedMeter:
         offered = {model: offers(model) for model in dict.fromkeys(self._models) if BOARDS[model].mig_gb}
         return Hardware(gpus=self._gpus, driver_version="simulated", mig_profiles=offered)
 
+    def last_known(self, problem: str) -> Hardware | None:
+        return None
+
     def _present(self) -> dict[int, list[str]]:
         """By index: the profiles that it has now, as it was started or as it was split since."""
         changed = read_json(self._geometries) or {}

@@ -1,7 +1,7 @@
 /* A library in NVML's place for machines without a GPU: two boards, the second split in two on demand. What goes wrong is said
- * by words in the file that FAKE_NVML names: "hang", "lost", "xid", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed",
- * "clocks N", "link down", "crc N", "no links"; of another geometry of the second board: "reshape hangs", "reshape in use", "reshape
- * needs a reset", "reshape not permitted", "room for N". Figures and layouts follow nvml.h. */
+ * by words in the file that FAKE_NVML names: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid", "mig", "pid N",
+ * "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N", "no links"; of another geometry of the
+ * second board: "reshape hangs", "reshape in use", "reshape needs a reset", "reshape not permitted", "room for N". Figures and layouts follow nvml.h. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ typedef unsigned long long u64;
 
 enum {
     OK = 0, INVALID = 2, UNSUPPORTED = 3, NOT_PERMITTED = 4, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15, IN_USE = 19,
-    NO_ROOM = 23,
+    MISMATCH = 18, NO_ROOM = 23,
 };
 
 typedef struct { int index; int instance; } device;
@@ -50,14 +50,19 @@ static int trouble(void) {
 
 int nvmlInitWithFlags(u32 flags) {
     (void)flags;
+    if (says("init fails")) return MISMATCH;
     mode = says("mig") ? 1 : 0;
     if (mode) for (u32 i = 0; i < 2; i++) parts[i] = (instance){1, 1, &profiles[2], 4 * i};
     return OK;
 }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : "failed"; }
-int nvmlDeviceGetCount_v2(u32 *count) { *count = 2; return OK; }
-int nvmlDeviceGetHandleByIndex_v2(u32 index, device **handle) { *handle = &boards[index]; return OK; }
+int nvmlDeviceGetCount_v2(u32 *count) { *count = says("absent") ? 1 : 2; return OK; }
+int nvmlDeviceGetHandleByIndex_v2(u32 index, device **handle) {
+    if (says("gone ") == (int)index + 1) return LOST;
+    *handle = &boards[index];
+    return OK;
+}
 int nvmlSystemGetDriverVersion(char *text, u32 size) { snprintf(text, size, "999.01"); return OK; }
 int nvmlDeviceGetUUID(device *gpu, char *text, u32 size) {
     if (gpu->instance >= 0) snprintf(text, size, "MIG-fake-%d-%d", gpu->index, gpu->instance);

@@ -1,0 +1,91 @@
+"""The hardware as it was read last, kept in the agent's folder.
+
+An agent that starts while a GPU, or NVML, can't be read knows from it what its runs are on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agent.kernel_log import same_device
+from agent.meter import Hardware
+from agent.protocol import GpuSeen, MigProfileSeen, ProtocolError, parse
+from agent.state import disk_trouble_survived, read_json, write_json
+
+
+class KnownHardware:
+    """Of one host. ``path`` None: nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.hardware = _read(path) if path is not None else None
+
+    def keep(self, hardware: Hardware) -> None:
+        """It was read just now."""
+        if self._path is not None and hardware != self.hardware:
+            with disk_trouble_survived("the hardware that was found"):
+                write_json(self._path, dataclasses.asdict(hardware))
+        self.hardware = hardware
+
+    def without_nvml(self, problem: str) -> Hardware | None:
+        """As it was last known, for an agent that can't read it now."""
+        if self.hardware is None or not self.hardware.gpus:
+            return None
+        note = (
+            f"NOTHING STARTS ON THE GPUS HERE: NVML can't be asked ({problem}). What is said of the GPUs is what was last known of "
+            "them; what runs goes on. NVML is asked again all the time."
+        )
+        return dataclasses.replace(self.hardware, notes=[note], unread=problem)
+
+
+def with_lost(read: Hardware, unread: Iterable[dict[str, Any]], known: Hardware | None) -> Hardware:
+    """``read`` and beside it the GPUs that the driver counts and can't read, as they were last ``known``.
+
+    ``unread``: the index, PCI address ('' unknown) and what NVML says of each. One that was never known is only a note.
+    """
+    there = {gpu.uuid for gpu in read.gpus}
+    missing = [gpu for gpu in known.gpus if gpu.uuid not in there] if known is not None else []
+    gpus, lost, notes, devices = list(read.gpus), {}, list(read.notes), dict(read.devices)
+    for each in sorted(unread, key=lambda each: each["index"]):
+        gpu = _same(each, missing)
+        if gpu is None or known is None:
+            notes.append(f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known.")
+            continue
+        missing.remove(gpu)
+        gpus.append(dataclasses.replace(gpu, index=each["index"]))
+        lost[gpu.uuid] = each["why"]
+        notes.append(f"GPU {each['index']} can't be read ({each['why']}): what is said of it is what was last known.")
+        uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
+        devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
+    gpus.sort(key=lambda gpu: gpu.index)
+    return dataclasses.replace(read, gpus=gpus, lost=lost, notes=notes, devices=devices)
+
+
+def _same(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:
+    """By its place on the bus where that is known, else by its index."""
+    if unread["pci"]:
+        return next((gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None)
+    return next((gpu for gpu in missing if gpu.index == unread["index"]), None)
+
+
+def _read(path: Path) -> Hardware | None:
+    kept = read_json(path)
+    try:
+        return None if kept is None else _parsed(kept)
+    except (ProtocolError, KeyError, TypeError, AttributeError):
+        return None  # damaged, or of a newer agent that was taken back: read anew
+
+
+def _parsed(kept: dict[str, Any]) -> Hardware:
+    return Hardware(
+        gpus=[parse(GpuSeen, gpu) for gpu in kept["gpus"]],
+        driver_version=str(kept["driver_version"]),
+        devices={str(unit): [str(node) for node in nodes] for unit, nodes in kept["devices"].items()},
+        cuda_version=str(kept["cuda_version"]),
+        mig_profiles={
+            str(model): [parse(MigProfileSeen, one) for one in profiles] for model, profiles in kept["mig_profiles"].items()
+        },
+    )

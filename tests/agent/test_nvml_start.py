@@ -1,0 +1,208 @@
+"""An agent that starts, or goes on, while a GPU or all of NVML can't be read: what runs goes on, and what is wrong is said."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import nvml_meter
+from agent.clean import Clean
+from agent.known_hardware import KnownHardware, with_lost
+from agent.meter import Hardware, NoAnswer
+from agent.nvml_meter import NvmlMeter
+from agent.protocol import GpuSeen, SampleRow, UnitSeen
+from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.test_nvml import library, says
+
+__all__ = ["library", "says"]
+
+REAL = ("--simulate", "", "--simulate-mig", "")
+
+
+def lease(agent: AgentProcess, run: str) -> float:
+    return float((agent.state / "runs" / run / "lease").read_text())
+
+
+async def with_work(edge: FakeEdge, make_agent: MakeAgent) -> tuple[AgentProcess, int]:
+    """An agent with work on both boards, killed; the pid of the second one's shim."""
+    agent = await make_agent(*REAL)
+    for number in (0, 1):
+        await edge.want(job("exec sleep 300", units=[f"GPU-fake-{number}"], generation=number + 1))
+    for run in ("run-1", "run-2"):
+        await edge.until_state(run, "running")
+    await agent.kill()
+    return agent, agent.shim("run-2")["pid"]
+
+
+async def goes_on(edge: FakeEdge, agent: AgentProcess, shim: int) -> None:
+    """Both are there, their leases renewed by the agent that was started last."""
+    before = {run: lease(agent, run) for run in ("run-1", "run-2")}
+    for run in before:
+        assert (await edge.until_state(run, "running")).outcome == ""
+    await edge.until(lambda: all(lease(agent, run) > was for run, was in before.items()))
+    assert agent.shim("run-2")["pid"] == shim
+    assert [gpu.uuid for gpu in edge.observed[-1].inventory.gpus] == ["GPU-fake-0", "GPU-fake-1"]
+
+
+def notes(edge: FakeEdge) -> str:
+    return " ".join(edge.observed[-1].inventory.notes)
+
+
+async def test_a_gpu_that_is_lost_keeps_no_agent_from_its_other_gpus(
+    edge: FakeEdge, make_agent: MakeAgent, says: Path
+) -> None:
+    agent, shim = await with_work(edge, make_agent)
+    says.write_text("gone 1")
+    await agent.start()
+    await goes_on(edge, agent, shim)
+    assert "GPU 1 can't be read" in notes(edge)
+    await edge.until(lambda: any((event.gpu, event.code) == ("GPU-fake-1", "nvml:lost") for event in edge.health))
+    await edge.change("run-1", verb="stop")
+    await edge.change("run-2", verb="stop")
+    await edge.want(job("exec sleep 300", units=["GPU-fake-1"], generation=3))
+    await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=4))
+    await edge.until_state("run-4", "running")
+    await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
+    says.unlink()
+    await edge.until_state("run-3", "running")
+    assert "GPU 1 can't be read" not in notes(edge), "what was read again is said again"
+
+
+@pytest.mark.parametrize("trouble", ["init fails", "hang"])
+async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_nothing_on_gpus(
+    edge: FakeEdge, make_agent: MakeAgent, says: Path, trouble: str
+) -> None:
+    agent, shim = await with_work(edge, make_agent)
+    says.write_text(trouble)
+    await agent.start()
+    await goes_on(edge, agent, shim)
+    assert "NOTHING STARTS ON THE GPUS HERE" in notes(edge)
+    await edge.change("run-1", verb="stop")
+    await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=3))
+    await edge.want(job("exec sleep 300", generation=4))
+    await edge.until_state("run-4", "running")
+    await edge.until_state("run-1", "ended")
+    await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
+    says.unlink()
+    await edge.until_state("run-3", "running")
+    assert "NOTHING STARTS" not in notes(edge)
+
+
+@pytest.mark.parametrize(("words", "said"), [("init fails", "no GPU can be read here"), ("gone 0", "")])
+def test_without_an_inventory_of_before_an_agent_says_what_is_wrong_and_one_gpu_is_enough_to_start(
+    says: Path, words: str, said: str
+) -> None:
+    says.write_text(words)
+    found = subprocess.run([sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, cwd=ROOT)
+    assert found.returncode == (1 if said else 0) and said in found.stderr
+    if not said:
+        hardware = json.loads(found.stdout)["hardware"]
+        assert [gpu["uuid"] for gpu in hardware["gpus"]] == ["GPU-fake-1"]
+        assert any("GPU 0 can't be read" in note and "never known" in note for note in hardware["notes"])
+
+
+async def test_an_nvml_that_can_not_be_started_is_one_event_each_time(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_meter, "RESTART_SECONDS", 0.0)
+    before = NvmlMeter(kept=tmp_path / "hardware.json")
+    await before.hardware()
+    await before.close()
+    says.write_text("init fails")
+    meter = NvmlMeter(kept=tmp_path / "hardware.json")
+    with pytest.raises(NoAnswer):
+        await meter.hardware()
+    assert await meter.events(100.0) == [], "not before it has lasted for a while"
+    monkeypatch.setattr(nvml_meter, "UNREADABLE_SECONDS", 0.0)
+    found = await meter.events(101.0) + await meter.events(102.0)
+    assert [(event.gpu, event.code, event.ts) for event in found] == [("", "nvml:unreadable", 101.0)]
+    says.unlink()
+    for _ in range(200):  # the process that could not start may take a moment to end
+        assert await meter.events(103.0) == []
+        if meter._silent_since is None:
+            break
+        await asyncio.sleep(0.05)
+    says.write_text("init fails")
+    await meter.close()
+    assert [event.code for event in await meter.events(104.0)] == ["nvml:unreadable"], "again, after it had been well"
+    with pytest.raises(NoAnswer):
+        await meter.occupancy(105.0)
+
+
+async def test_a_driver_that_loads_slowly_at_the_start_does_not_count_as_hung(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = NvmlMeter(kept=tmp_path / "hardware.json")
+    known = await first.hardware()
+    await first.close()
+    monkeypatch.setattr(nvml_meter, "KNOWN_DEADLINE_SECONDS", 0.3)
+    says.write_text("hang")
+    meter = NvmlMeter(deadline_seconds=0.1, kept=tmp_path / "hardware.json")
+    with pytest.raises(NoAnswer) as problem:
+        await meter.hardware()
+    last = meter.last_known(str(problem.value))
+    assert last is not None and last.gpus == known.gpus and last.devices == known.devices and last.unread
+    assert await meter.events(100.0) == []
+    monkeypatch.setattr(nvml_meter, "START_DEADLINE_SECONDS", 0.0)
+    assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
+    says.unlink()
+    await meter.close()
+
+
+def gpu(index: int, name: str, bus: str = "") -> GpuSeen:
+    return GpuSeen(index, name, "H100-80GB", 81559, pci_bus_id=bus, units=[UnitSeen(name, "", 0, 840, 81559)])
+
+
+def unread(index: int, pci: str = "") -> dict[str, Any]:
+    return {"index": index, "pci": pci, "why": "GPU is lost"}
+
+
+def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> None:
+    known = Hardware([gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]})
+    by_bus = with_lost(Hardware([gpu(0, "B", "00000000:3B:00.0")]), [unread(1, "00000000:1A:00.0")], known)
+    assert [(each.index, each.uuid) for each in by_bus.gpus] == [(0, "B"), (1, "A")] and set(by_bus.lost) == {"A"}
+    assert by_bus.devices == {"A": ["/dev/nvidia0"]}
+    by_index = with_lost(Hardware([gpu(1, "B")]), [unread(0)], known)
+    assert [each.uuid for each in by_index.gpus] == ["A", "B"] and set(by_index.lost) == {"A"}
+    strange = with_lost(Hardware([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
+    assert [each.uuid for each in strange.gpus] == ["A"] and strange.lost == {} and "never known" in strange.notes[0]
+    gone = with_lost(Hardware([gpu(0, "A")]), [], known)
+    assert [each.uuid for each in gone.gpus] == ["A"], "one that the driver does not count is not here any more"
+
+
+def test_what_was_kept_of_the_hardware_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "hardware.json"
+    hardware = Hardware([gpu(0, "A")], "999.01", devices={"A": ["/dev/nvidia0"]}, cuda_version="12.4")
+    KnownHardware(path).keep(hardware)
+    assert KnownHardware(path).hardware == hardware
+    last = KnownHardware(path).without_nvml("no driver")
+    assert last is not None and last.unread == "no driver" and "no driver" in last.notes[0]
+    for damaged in ("{", '{"gpus": 3}', json.dumps({**dataclasses.asdict(hardware), "gpus": [{}]})):
+        path.write_text(damaged)
+        assert KnownHardware(path).hardware is None
+    assert KnownHardware(tmp_path / "nothing").without_nvml("no driver") is None
+
+
+def row(memory: int | None, processes: int | None) -> SampleRow:
+    return SampleRow("GPU-a", 1.0, memory_used_mib=memory, processes=processes)
+
+
+def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(tmp_path: Path) -> None:
+    clean = Clean(tmp_path / "units.json", "a boot")
+    assert "can't be asked" in clean.left(["GPU-a"], [], []), "NVML does not know it"
+    assert clean.left(["GPU-a"], [row(None, None)], []) == "", "no tenant was there since the boot"
+    clean.begins(["GPU-a"], [row(900, 0)], [])
+    again = Clean(tmp_path / "units.json", "a boot")
+    assert "memory in use" in again.left(["GPU-a"], [row(None, 0)], [])
+    assert "who computes" in again.left(["GPU-a"], [row(900, None)], [])
+    assert again.left(["GPU-a"], [row(900, 0)], []) == ""
+    again.begins(["GPU-a"], [row(None, None)], [])
+    assert again.left(["GPU-a"], [row(None, None)], []) == "", "one that never tells is not waited for"
