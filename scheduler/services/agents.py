@@ -56,7 +56,9 @@ def issue_join_token(host: Host, *, now: datetime) -> str:
 def redeem_join_token(
     *, token: str, host_name: str, instance: str, boot_id: str, now: datetime, public_key: str = "", signature: str = ""
 ) -> tuple[Host, Credential]:
-    """The host's agent from now on is ``instance``; whoever was it before is turned away.
+    """The host's agent from now on is ``instance``; whoever was it before is turned away. Whoever did not hear the answer may ask
+    again: a spent token still counts for the instance and the key that it made the host's, until they have spoken with the
+    credential; the one of the lost answer counts no more.
 
     Raises Refused ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` or, when
     the token was not signed with the private half of ``public_key``, ``join_key_not_proven``.
@@ -70,9 +72,10 @@ def redeem_join_token(
         raise Refused("join_token_expired", (("expired_at", row.expires_at.isoformat()),))
     if public_key and not _is_signed(public_key, signature, f"gpupool join {host_name} {token}"):
         raise Refused("join_key_not_proven")
-    if not JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now):
-        raise Refused("join_token_spent")
+    is_first = bool(JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now))
     host = locks.hosts([row.host_id])[row.host_id]
+    if not is_first and not _has_heard_nothing(host, instance, public_key):
+        raise Refused("join_token_spent")
     if instance != host.agent_instance:  # what the one before has begun is its own: nothing is wanted of this one for it
         starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
         starts.update(done_at=now)
@@ -89,6 +92,12 @@ def redeem_join_token(
     )  # fmt: skip
     nudge.pages(nudge.HOSTS)
     return host, credential
+
+
+def _has_heard_nothing(host: Host, instance: str, public_key: str) -> bool:
+    """Did this agent, proven by its key, join as the host and has not been heard since?"""
+    joined = bool(public_key) and (host.agent_instance, host.public_key) == (instance, public_key)
+    return joined and host.last_sync_at == host.agent_before_heard_at
 
 
 def verify_credential(text: str, *, now: datetime) -> int | None:

@@ -212,10 +212,10 @@ class Key:
     def sign(self, text: bytes) -> str:
         return base64.b64encode(self.private.sign(text)).decode()
 
-    def join(self, world: World, at: dt.datetime, signs: Key | None = None) -> str:
-        token = services.issue_join_token(world.hosts["alpha"], now=at)
+    def join(self, world: World, at: dt.datetime, signs: Key | None = None, token: str = "", instance: str = "i") -> str:
+        token = token or services.issue_join_token(world.hosts["alpha"], now=at)
         signature = (signs or self).sign(keys.join_text("alpha", token))
-        return agent_api.join(JoinRequest(1, token, "alpha", "i", "boot", self.public, signature), at).credential
+        return agent_api.join(JoinRequest(1, token, "alpha", instance, "boot", self.public, signature), at).credential
 
 
 def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
@@ -225,6 +225,43 @@ def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
     assert Host.objects.get(name="alpha").public_key == ""
     mine.join(world, world.now)
     assert Host.objects.get(name="alpha").public_key == mine.public
+
+
+@pytest.mark.parametrize("was_there", [False, True], ids=["new host", "host that spoke before"])
+def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(world: World, was_there: bool) -> None:
+    if not was_there:
+        Host.objects.filter(name="alpha").update(last_sync_at=None)
+    agent = FakeAgent.of(world.hosts["alpha"])
+    agent.instance, agent.boot_id = "i", "boot"
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    key = Key()
+    lost = key.join(world, world.now, token=token)
+    other = Key()
+    for who, instance in ((other, "i"), (key, "another folder"), (other, "another folder")):
+        with pytest.raises(AgentRefused, match="used before"):
+            who.join(world, world.now + SECOND, token=token, instance=instance)
+    credential = key.join(world, world.now + SECOND, token=token)
+    assert agent_api.authenticate(lost, world.now + SECOND) is None
+    assert agent_api.authenticate(credential, world.now + SECOND) == world.hosts["alpha"].pk
+    agent_api.sync(world.hosts["alpha"].pk, agent.observed(), world.now + MINUTE)
+    with pytest.raises(AgentRefused, match="used before"):
+        key.join(world, world.now + 2 * MINUTE, token=token)
+    assert agent_api.authenticate(credential, world.now + 2 * MINUTE) == world.hosts["alpha"].pk
+
+
+def test_a_lost_answer_is_not_asked_for_again_without_a_key_nor_late_nor_after_a_revocation(world: World) -> None:
+    host, key = world.hosts["alpha"], Key()
+    token = services.issue_join_token(host, now=world.now)
+    join(world, token, world.now)
+    with pytest.raises(AgentRefused, match="used before"):
+        join(world, token, world.now)
+    token = services.issue_join_token(host, now=world.now)
+    key.join(world, world.now, token=token)
+    with pytest.raises(AgentRefused, match="older than 15 minutes"):
+        key.join(world, world.now + 15 * MINUTE, token=token)
+    services.revoke_credential(Host.objects.get(pk=host.pk), now=world.now)
+    with pytest.raises(AgentRefused, match="used before"):
+        key.join(world, world.now + SECOND, token=token)
 
 
 def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(world: World) -> None:
