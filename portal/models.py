@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 
 from django.contrib.auth.models import AbstractUser
 from django.db import models
@@ -214,6 +215,10 @@ class ApiToken(models.Model):
     last_used_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
 
+    def is_in_force(self, now: datetime) -> bool:
+        """Is it neither revoked nor out of date, and its owner's account open?"""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now) and self.user.is_active
+
 
 class WorkspaceOrigin(models.Model):
     """The random name under which one notebook is reached; a new one for each workload."""
@@ -232,6 +237,7 @@ class EntryCode(models.Model):
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
     session_key_hash = models.CharField(max_length=64, default="", blank=True)
+    api_token = models.ForeignKey(ApiToken, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)
@@ -245,6 +251,9 @@ class WorkspaceSession(models.Model):
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
     session_key_hash = models.CharField(
         max_length=64, default="", blank=True, help_text="of the portal session it came from"
+    )
+    api_token = models.ForeignKey(
+        ApiToken, null=True, blank=True, on_delete=models.CASCADE, related_name="+", help_text="it came from"
     )
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)

@@ -26,7 +26,7 @@ from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
 from portal.errors import AskedTooMuch, Conflict, Invalid, Missing, ServiceError
-from portal.models import User
+from portal.models import ApiToken, User
 from portal.services import people
 from portal.validation import shown
 
@@ -46,16 +46,16 @@ class TokenAuthentication(BaseAuthentication):
 
     keyword = "Bearer"
 
-    def authenticate(self, request: Request) -> tuple[User, str] | None:
-        """The token's user; None when the request carries no bearer token. Raises AuthenticationFailed for a wrong one."""
+    def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
+        """The token and its user; None when the request carries no bearer token. Raises AuthenticationFailed for a wrong one."""
         parts = get_authorization_header(request).split()
         if not parts or parts[0].lower() != b"bearer":
             return None
         text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
-        user = people.user_of_token(text, timezone.now()) if text.startswith(people.TOKEN_MARK) else None
-        if user is None:
+        token = people.token_in_force(text, timezone.now()) if text.startswith(people.TOKEN_MARK) else None
+        if token is None:
             raise AuthenticationFailed("The token is unknown, revoked or out of date; make a new one under API tokens.")
-        return user, "token"
+        return token.user, token
 
     def authenticate_header(self, request: Request) -> str:
         """What a 401 names."""

@@ -217,11 +217,10 @@ class OpenWorkload(View):
         """The address that opens a running notebook, or what a job serves, once, within a minute."""
         workload = find(_rows(self), public_id=id)
         self.given(Empty)
-        session = getattr(request, "session", None)
-        key = (session.session_key or "") if session is not None and request.auth is None else ""
-        return self.one(
-            {"url": workloads.open_workspace(**self.by, workload=workload, session_key=key)}, shapes.OpenShape
-        )
+        session, token = getattr(request, "session", None), request.auth
+        key = (session.session_key or "") if session is not None and token is None else ""
+        url = workloads.open_workspace(**self.by, workload=workload, session_key=key, token=token)
+        return self.one({"url": url}, shapes.OpenShape)
 
 
 class Queue(View):

@@ -69,10 +69,12 @@ def enter(label: str, code: str, now: dt.datetime) -> Entered | Denied:
         found = (
             EntryCode.objects.filter(code_hash=hashed(code), workload__workspace_origin__label=label, used_at__isnull=True)
             .filter(expires_at__gt=now)
-            .select_related("user", "workload__project")
+            .select_related("user", "workload__project", "api_token__user")
             .first()
         )
         if found is None or not EntryCode.objects.filter(pk=found.pk, used_at__isnull=True).update(used_at=now):
+            return Denied(No.CODE)
+        if found.api_token is not None and not found.api_token.is_in_force(now):
             return Denied(No.CODE)
         if not policy.may(found.user, "workload.open", found.workload):
             return Denied(No.NOT_ALLOWED)
@@ -82,6 +84,7 @@ def enter(label: str, code: str, now: dt.datetime) -> Entered | Denied:
             user=found.user,
             workload=found.workload,
             session_key_hash=found.session_key_hash,
+            api_token=found.api_token,
             created_at=now,
         )
     return Entered(token, first_page(found.workload))
@@ -98,7 +101,7 @@ def look_up(token_hashes: Iterable[str], now: dt.datetime) -> dict[str, Pass | D
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
     sessions = (
         WorkspaceSession.objects.filter(token_hash__in=wanted, ended_at__isnull=True, created_at__gt=oldest)
-        .select_related("user", "workload__project", "workload__workspace_origin")
+        .select_related("user", "workload__project", "workload__workspace_origin", "api_token__user")
         .order_by("pk")
     )
     rows = list(sessions)
@@ -107,6 +110,8 @@ def look_up(token_hashes: Iterable[str], now: dt.datetime) -> dict[str, Pass | D
     answers: dict[str, Pass | Denied] = dict.fromkeys(wanted, Denied(No.ENTER))
     for row in rows:
         if row.session_key_hash and row.session_key_hash not in alive:
+            continue
+        if row.api_token is not None and not row.api_token.is_in_force(now):
             continue
         answers[row.token_hash] = _decide(row, runs.get(row.workload_id))
     return answers

@@ -348,24 +348,28 @@ def create_token(
 
 
 def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
-    """It stops working at once. Raises Conflict when it was revoked before, NotAllowed."""
+    """It stops working at once, and so do workspaces that were opened with it.
+
+    Raises Conflict when it was revoked before, NotAllowed.
+    """
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
         if not ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now):
             raise Conflict(f"The token {token.name} was revoked before.")
+        rights_changed()
         token.refresh_from_db()
         audit.record(actor=actor, via=via, now=now, verb="revoke_token", target=token)
     return token
 
 
-def user_of_token(text: str, now: datetime) -> User | None:
-    """Whose token this is, when it is in force; notes its use at most once a minute."""
-    token = ApiToken.objects.select_related("user").filter(token_hash=hash_of(text), revoked_at=None).first()
-    if token is None or not token.user.is_active or (token.expires_at is not None and token.expires_at <= now):
+def token_in_force(text: str, now: datetime) -> ApiToken | None:
+    """The token with this text, and its user, when it is in force; notes its use at most once a minute."""
+    token = ApiToken.objects.select_related("user").filter(token_hash=hash_of(text)).first()
+    if token is None or not token.is_in_force(now):
         return None
     if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
         ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
-    return token.user
+    return token
 
 
 def set_preferences(

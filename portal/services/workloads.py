@@ -18,7 +18,7 @@ from django.db import transaction
 
 from portal import policy
 from portal.errors import Conflict, Invalid
-from portal.models import EntryCode, Template, User, WorkspaceOrigin
+from portal.models import ApiToken, EntryCode, Template, User, WorkspaceOrigin
 from portal.questions import asking, kept
 from portal.services import audit, money
 from portal.services.asks import AskFields, check_ask, check_pool, check_project, field_at_fault, gpus_of, models_of
@@ -307,10 +307,13 @@ def keep_workload(*, actor: User, workload: Workload, seconds: int, now: datetim
     return workload
 
 
-def open_workspace(*, actor: User, workload: Workload, session_key: str, now: datetime, via: str = "web") -> str:
+def open_workspace(
+    *, actor: User, workload: Workload, session_key: str, now: datetime, token: ApiToken | None = None, via: str = "web"
+) -> str:
     """The URL that opens what a running notebook or job serves, on its own origin, with a one-time code that is good for a minute.
 
-    ``session_key`` is the portal session's: signing out there cuts the workspace too; empty for a token's caller.
+    ``session_key`` is the portal session's: signing out there cuts the workspace too. Empty for a caller with a ``token``, whose
+    end cuts it.
     Raises Conflict when it does not run, NotAllowed.
     """
     policy.require(actor, "workload.open", workload)
@@ -323,7 +326,7 @@ def open_workspace(*, actor: User, workload: Workload, session_key: str, now: da
         origin = workspace_origin(workload, now)
         EntryCode.objects.create(
             code_hash=_hash(code), user=actor, workload=workload, session_key_hash=session_hash(session_key) if session_key else "",
-            created_at=now, expires_at=now + CODE_LIFE,
+            api_token=token, created_at=now, expires_at=now + CODE_LIFE,
         )  # fmt: skip
         audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
     scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme

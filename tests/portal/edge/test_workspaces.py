@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import time
@@ -19,9 +20,10 @@ from django.utils import timezone
 from yarl import URL
 
 from portal.edge import agents, doors, server, workspaces
-from portal.models import Membership, User, WorkspaceSession
+from portal.models import ApiToken, Membership, User, WorkspaceSession
+from portal.services import people
 from portal.sign_out import ACCESS_CHANNEL
-from scheduler.models import Workload
+from scheduler.models import Run, Workload
 from scheduler.nudge import PAGE_CHANNEL
 from scheduler.states import WorkloadState
 from tests.portal.edge.conftest import (
@@ -381,6 +383,52 @@ async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_
     async with asyncio.timeout(doors.FRESH_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
+
+
+def token_of(person: User) -> tuple[ApiToken, str]:
+    return people.create_token(actor=person, name="script", now=timezone.now())
+
+
+def opened_with(text: str, run: Run) -> str:
+    """The path that the API gives to a caller with this token."""
+    path = f"/api/v1/workloads/{run.workload.public_id}/open/"
+    answer = Client().post(path, content_type="application/json", headers={"Authorization": f"Bearer {text}"})
+    assert answer.status_code == 200, answer.content
+    return str(URL(answer.json()["url"], encoded=True).raw_path_qs)
+
+
+async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_token(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "FRESH_SECONDS", 600.0)  # only a hint has the rows looked at again
+    token, text = await rows(token_of, notebook.owner)
+    cookies = []
+    for opens in (await rows(opened_with, text, notebook.run), await rows(opened_with, text, notebook.run)):
+        cookies.append((await notebook.get(opens)).cookies["__Host-gpupool"].value)
+    socket = await notebook.socket(cookies[0])
+    others = await notebook.socket(await notebook.enter(session_key=key_of(await rows(signed_in, notebook.owner))))
+    assert (await notebook.get("/lab", cookies[1])).status == 200
+    unused = await rows(opened_with, text, notebook.run)
+    await rows(functools.partial(people.revoke_token, actor=notebook.owner, token=token, now=timezone.now()))
+    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4401
+    for cookie in cookies:
+        assert (await notebook.get("/lab", cookie)).status == 403
+    assert (await notebook.get(unused)).status == 403
+    await others.send_str("still here")
+    assert (await others.receive()).data == "still here"
+
+
+@pytest.mark.parametrize("how", ["revoked_at", "expires_at"])
+async def test_without_any_hint_the_sockets_of_a_token_that_is_over_are_cut_all_the_same(notebook: Notebook, how: str) -> None:
+    token, text = await rows(token_of, notebook.owner)
+    entered = await notebook.get(await rows(opened_with, text, notebook.run))
+    socket = await notebook.socket(entered.cookies["__Host-gpupool"].value)
+    unused = await rows(opened_with, text, notebook.run)
+    await rows(functools.partial(ApiToken.objects.filter(pk=token.pk).update, **{how: timezone.now()}))
+    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4401
+    assert (await notebook.get(unused)).status == 403
 
 
 def set_state(run: Any, state: WorkloadState) -> None:

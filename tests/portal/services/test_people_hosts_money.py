@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
@@ -81,23 +81,28 @@ def test_the_last_operator_stays(world: World) -> None:
         people.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
 
 
+def whose(text: str, now: datetime) -> User | None:
+    token = people.token_in_force(text, now)
+    return token.user if token is not None else None
+
+
 def test_a_closed_account_loses_its_tokens(world: World) -> None:
     _, text = people.create_token(actor=world.stranger, name="script", now=world.now)
-    assert people.user_of_token(text, world.now) == world.stranger
+    assert whose(text, world.now) == world.stranger
     people.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
-    assert people.user_of_token(text, world.now) is None
+    assert whose(text, world.now) is None
 
 
 def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
     soon = world.now + timedelta(days=1)
     token, text = people.create_token(actor=world.vision.member, name="laptop", expires_at=soon, now=world.now)
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
-    assert people.user_of_token(text, world.now) == world.vision.member
-    assert people.user_of_token(text, soon) is None
+    assert whose(text, world.now) == world.vision.member
+    assert whose(text, soon) is None
     with pytest.raises(NotAllowed):
         people.revoke_token(actor=world.language.member, token=token, now=world.now)
     people.revoke_token(actor=world.vision.member, token=token, now=world.now)
-    assert people.user_of_token(text, world.now) is None
+    assert whose(text, world.now) is None
     with pytest.raises(Invalid):
         people.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
 
