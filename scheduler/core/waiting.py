@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from scheduler.core.timeline import Promises, fits_empty, lead_seconds, numbers
 PLACES_HELD = 2
 LITTLE = 72 * 3600  # seconds: the pool could be through with all that waits within that time
 FORECAST_DEPTH = 64  # so many per pool get a start from the forecast; those behind, one from the pool's pace
-MOST_TRIES = 64  # so many may try to have units of a kind set aside
+MOST_TRIES = 8  # so many of those behind are tried for each kind of which nothing is set aside
 BLOCKERS_NAMED = 20
 
 
@@ -55,7 +55,7 @@ class Waiting:
         self.places = PLACES_HELD if is_little(unit_seconds, board) else 1
         self.held: Counter[int] = Counter()  # by kind
         self.forecasts = 0
-        self.tries: Counter[int] = Counter()  # by kind: who might have had units of it set aside
+        self.tries: Counter[int] = Counter()  # by kind
         self.forecast: Forecast | None = None
         self.pace: Pace | None = None  # for those behind the last that the forecast places
         self._by_end: dict[int, list[int]] = {}
@@ -130,15 +130,17 @@ class Waiting:
             start, blockers, held = self._start_on_units(queued, allowed)
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
 
-    def may_hold(self, kinds: Iterable[int]) -> bool:
-        """May units of one of these kinds still be set aside for the next that is refused? Of each kind apart: else large work
-        would starve behind the many that wait for other kinds."""
-        return any(self.held[kind] < self.places and self.tries[kind] < MOST_TRIES for kind in kinds)
+    def may_hold(self, kinds: Sequence[int]) -> bool:
+        """May units of these kinds still be set aside for the next that is refused? Behind the last that the forecast gives a start
+        only where nothing is set aside of any of them yet: else large work would starve behind the many that wait for other kinds."""
+        if self.forecasts < FORECAST_DEPTH:
+            return any(self.held[kind] < self.places for kind in kinds)
+        return any(self.tries[kind] < MOST_TRIES for kind in kinds) and not any(self.held[kind] for kind in kinds)
 
-    def changes_holds(self, kinds: Iterable[int]) -> bool:
+    def changes_holds(self, kinds: Sequence[int]) -> bool:
         """Does the forecast of one that is refused matter to what is set aside, for it or for those behind it?"""
-        in_depth = self.forecasts < FORECAST_DEPTH and self.may_hold(range(len(self.board.kinds)))
-        return in_depth or self.may_hold(kinds)
+        in_depth = self.forecasts < FORECAST_DEPTH
+        return self.may_hold(range(len(self.board.kinds)) if in_depth else kinds)
 
     def _refuse_quietly(self, queued: Queued) -> None:
         """Nobody reads why it waits: only the units set aside for it are named."""
@@ -223,10 +225,11 @@ class Waiting:
         Not before something has changed: it does not fit now, be it for CPU or NVLink, which the forecast can't see.
         """
         board = self.board
-        if self.forecasts >= FORECAST_DEPTH and not self.may_hold(allowed):
-            return self._start_by_pace(queued, allowed) if self.explain else None, (), ()
+        if self.forecasts >= FORECAST_DEPTH:
+            if not self.may_hold(allowed):
+                return self._start_by_pace(queued, allowed) if self.explain else None, (), ()
+            self.tries.update(allowed)
         self.forecasts += 1
-        self.tries.update([kind for kind in allowed if self.held[kind] < self.places])
         if self.forecast is None:
             self.forecast = Forecast(board, self.promises)
         best: tuple[int, int, list[int]] | None = None
