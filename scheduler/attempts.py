@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -48,6 +49,7 @@ def end_run(run: Run, *, outcome: str, exit_code: int | None, at: datetime, now:
     ``at`` is held between the placement and ``now``.
     """
     at = min(max(at, run.placed_at + SHORTEST_HOLD), max(now, run.placed_at + SHORTEST_HOLD))
+    outcome = _its_own(run, outcome)
     if run.state == RunState.ENDED or not change_state(
         run, "state", old=RunState(run.state), new=RunState.ENDED, ended_at=at, outcome=outcome, exit_code=exit_code,
         missing_since=None,
@@ -58,6 +60,12 @@ def end_run(run: Run, *, outcome: str, exit_code: int | None, at: datetime, now:
     commands.done([run], now)
     nudge.engine()
     return True
+
+
+def _its_own(run: Run, outcome: str) -> str:
+    """A member of a gang that was stopped because a GPU failed elsewhere ends as stopped: it has lost none of its own."""
+    followed = outcome == Code.GPU_ERROR and gangs.is_gang(run.workload) and commands.was_told_to_stop([run])
+    return str(Code.CANCELLED) if followed and not gangs.lost_a_gpu([run]) else outcome
 
 
 def _charged_as(run: Run, outcome: str) -> str:
@@ -82,7 +90,9 @@ def settle(workload: Workload, now: datetime) -> None:
         _attempt_ended(workload, runs, now)
         return
     _note_progress(workload, runs, now)
-    failed = [run for run in runs if run.state == RunState.ENDED and run.outcome != Code.FINISHED]
+    # Who has saved after the notice and gone has done what was asked: the others have their notice to its end.
+    well = (Code.FINISHED, *((Code.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()))
+    failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in well]
     if failed:
         # One of a gang is gone: the others end with it, also where it had said before that it was going.
         _to(workload, WorkloadState.STOPPING, **_gone_by(workload, live, now))
@@ -166,10 +176,9 @@ def _back_off(times_before: int) -> int:
 
 def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> None:
     bad = [run for run in runs if run.outcome != Code.FINISHED]
-    # The first to go is why; the others of a gang only followed.
-    told = min(bad or runs, key=lambda run: (run.ended_at or now, run.rank))
+    told = gangs.why(bad or runs)
     ended_at = max((run.ended_at for run in runs if run.ended_at), default=now)
-    decided = verdict(workload, told.outcome)
+    decided = verdict(workload, _why(told))
     comes_back = decided.comes_back and not _its_reservation_is_over(workload, now)
     hosts = _hosts_failed_on(workload) if comes_back and decided.failures + decided.lost else 0
     comes_back = comes_back and hosts < MOST_HOSTS_FAILED
@@ -181,6 +190,13 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
         _end(workload, decided, told, ended_at, hosts)
     nudge.engine()
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
+
+
+def _why(told: Run) -> str:
+    """Its outcome; of a gang's member that lost a GPU while it was going for another's failure, that."""
+    if told.outcome not in LOST and gangs.is_gang(told.workload) and gangs.lost_a_gpu([told]):
+        return str(Code.GPU_ERROR)
+    return told.outcome
 
 
 def _its_reservation_is_over(workload: Workload, now: datetime) -> bool:
@@ -222,15 +238,17 @@ def _queue_again(workload: Workload, decided: Verdict, where: Mapping[str, objec
 
 
 def _hosts_failed_on(workload: Workload) -> int:
-    """On how many hosts it could not start, lost its GPU or failed at once."""
-    ended = Run.objects.filter(workload=workload, outcome__in=(Code.START_FAILED, Code.GPU_ERROR, Code.FAILED))
-    return len(
-        {
-            run.host_id
-            for run in ended
-            if run.outcome != Code.FAILED or ended_at_once(run)
-        }
-    )
+    """On how many hosts it could not start, lost its GPU or failed at once by itself. Of an attempt of a gang the member that ended
+    it: the others followed."""
+    bad = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(outcome=Code.FINISHED)
+    attempts: dict[int, list[Run]] = defaultdict(list)
+    for run in bad.order_by("attempt", "rank"):
+        attempts[run.attempt].append(run)
+    ended = [gangs.why(runs) for runs in attempts.values()]
+    failed = {run.pk for run in ended if run.outcome == Code.FAILED and ended_at_once(run)}
+    by_itself = failed - commands.was_told_to_stop(run for run in ended if run.pk in failed)
+    hosts_own = (Code.START_FAILED, Code.GPU_ERROR)
+    return len({run.host_id for run in ended if run.outcome in hosts_own or run.pk in by_itself})
 
 
 def ended_at_once(run: Run) -> bool:

@@ -76,8 +76,14 @@ def stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **
 def stop_untold(runs: Sequence[Run], *, code: str, now: datetime) -> None:
     """Stop those of ``runs`` that nobody has told yet: the rest of a gang of which one has ended or goes by itself. The workload's
     own state follows from what the agents report."""
-    told = set(Command.objects.filter(run__in=runs, verb=Command.Verb.STOP).values_list("run_id", flat=True))
+    told = was_told_to_stop(runs)
     _command([run for run in runs if run.pk not in told], Command.Verb.STOP, code, None, now)
+
+
+def was_told_to_stop(runs: Iterable[Run]) -> set[int]:
+    """Those of ``runs`` that were, ended or not."""
+    told = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
+    return set(told.values_list("run_id", flat=True))
 
 
 def done(runs: Iterable[Run], now: datetime) -> None:

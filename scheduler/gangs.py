@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db.models import F, Q
+
 from agent.protocol import GangWanted, MemberWanted
-from scheduler import nudge
-from scheduler.models import Decision, Leader, Run, Workload
-from scheduler.states import RunState
+from scheduler import commands, nudge
+from scheduler.core.reasons import Code
+from scheduler.models import Allocation, Decision, Leader, Run, Workload
+from scheduler.states import RepairState, RunState
 
 # Below the ports that Linux gives out by itself (32768 on). Two gangs that live on one host are never so many claims apart.
 FIRST_PORT = 20_000
@@ -56,6 +59,38 @@ def let_go(workload: Workload) -> None:
     members = list(Run.objects.filter(workload=workload, attempt=workload.attempt))
     if may_begin(members):
         nudge.hosts(run.host_id for run in members)
+
+
+SOON_AFTER = timedelta(minutes=1)  # an event and the end that it brought are told one after the other
+LOST_FIRST = (Code.GPU_ERROR, Code.HOST_LOST, Code.LEASE_LOST)
+
+
+def why(runs: Sequence[Run]) -> Run:
+    """Which of the ended runs of one attempt says why it ended. Of a gang that is the one that lost its host or a GPU: the others
+    may have failed of that, and before it was known. Else the first that went without having been told; and one that has saved only
+    where no other says more, for the gang has saved when all its members have."""
+    if len(runs) == 1:
+        return runs[0]
+    lost = lost_a_gpu(runs)
+    told = commands.was_told_to_stop(runs)
+    last = datetime.max.replace(tzinfo=UTC)
+
+    def order(run: Run) -> tuple[bool, bool, bool, datetime, int]:
+        by_loss = run.pk in lost or run.outcome in LOST_FIRST
+        return not by_loss, run.outcome == Code.CHECKPOINTED, run.pk in told, run.ended_at or last, run.rank
+
+    return min(runs, key=order)
+
+
+def lost_a_gpu(runs: Sequence[Run]) -> set[int]:
+    """Those of which a GPU was taken out while they held it, or as they ended. One query."""
+    held = Q(run__ended_at__isnull=True) | Q(unit__gpu__state_changes__at__lte=F("run__ended_at") + SOON_AFTER)
+    out = Allocation.objects.filter(
+        held, run__in=runs,
+        unit__gpu__state_changes__repair_state__in=(RepairState.QUARANTINED, RepairState.OUT),
+        unit__gpu__state_changes__at__gte=F("run__placed_at"),
+    )  # fmt: skip
+    return set(out.values_list("run_id", flat=True))
 
 
 def record_end(workload: Workload, told: Run, code: str, *, restarts: bool, now: datetime) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler import attempts, locks
-from scheduler.models import Run, Workload
+from scheduler.models import Command, Run, Workload
 from scheduler.states import RunState
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_life_of_a_job import job
@@ -17,11 +17,15 @@ from tests.world import World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def fail(work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20) -> Workload:
-    """Another attempt of it, on this host, that ends so."""
-    Workload.objects.filter(pk=work.pk).update(state="running")
+def fail(
+    work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20, told: str = ""
+) -> Workload:
+    """Another attempt of it, on this host, that ends so; ``told`` to stop for that code before."""
+    Workload.objects.filter(pk=work.pk).update(state="running", stop_requested=told)
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute))
     run = Run.objects.get(pk=held.run_id)
+    if told:
+        Command.objects.create(host=run.host, run=run, verb="stop", code=told, created_at=at(9, minute))
     ended = at(9, minute + seconds // 60, seconds % 60)
     assert attempts.end_run(run, outcome=outcome, exit_code=1, at=ended, now=ended)
     fresh = locks.workloads([work.pk])[work.pk]
@@ -93,3 +97,10 @@ def test_one_host_that_fails_it_again_and_again_is_one(world: World) -> None:
     work = workload(world, world.vision)
     for minute in (0, 5, 10):
         assert fail(work, world, "alpha", minute, "start_failed").state == "queued"
+
+
+def test_who_leaves_with_an_error_when_it_is_told_to_go_has_not_failed_there(world: World) -> None:
+    work = workload(world, world.vision, most_retries=10)
+    for minute, host in ((0, "alpha"), (5, "beta")):
+        assert fail(work, world, host, minute, "failed", told="evicted_for_guarantee").state == "queued"
+    assert fail(work, world, "gamma", 10, "failed").state == "queued", "it failed by itself on one host"

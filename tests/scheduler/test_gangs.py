@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.protocol import GangWanted, RunSeen
-from scheduler import agent_api, clock, engine, gangs
+from agent.protocol import GangWanted, RunSeen, RunWanted
+from agent.reconcile import stop_outcome
+from scheduler import agent_api, clock, engine, gangs, services
 from scheduler.agent_api import AgentRefused
 from scheduler.core.reasons import Code
-from scheduler.models import Decision, Run, Workload
+from scheduler.models import Allocation, Decision, Gpu, GpuStateChange, Run, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
-from tests.world import World
+from tests.world import H100, World, make_host
 
 SECOND = dt.timedelta(seconds=1)
 
@@ -204,3 +205,212 @@ def test_a_gang_whose_members_are_all_named_may_take_its_time_to_begin(world: Wo
     clock.give_up_starts(world.now + 600 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "starting"
+
+
+class PromptAgent(FakeAgent):
+    """One whose workloads go at once when they are told, so that what they end as is what they were told for."""
+
+    def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
+        return "checkpointed" if seen.saved else stop_outcome(wanted.code)
+
+
+def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
+    """A job that runs on so many hosts of 8 GPUs, and the agents of its members by rank. One host more is free."""
+    for extra in range(hosts - 1):
+        make_host(f"extra-{extra}", world.shared, [H100] * 8, world.now)
+    everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
+    workload = job(world, world.vision, 8, world.now, hosts=hosts, models_wanted=[H100], **wish)
+    return workload, start_again(workload, everywhere, world.now)
+
+
+def start_again(workload: Workload, everywhere: dict[int, FakeAgent], at: dt.datetime) -> list[FakeAgent]:
+    """Placed once more, and running everywhere; its members' agents by rank."""
+    engine.cycle("test", at)
+    workload.refresh_from_db()
+    runs = Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank")
+    agents = [everywhere[run.host_id] for run in runs]
+    assert len(agents) == workload.hosts
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(at + step * SECOND)
+    workload.refresh_from_db()
+    assert workload.state == "running"
+    return agents
+
+
+def all_go(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> None:
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(at + step * SECOND)
+    workload.refresh_from_db()
+
+
+@pytest.mark.parametrize("hosts", [3, 4])
+def test_a_gang_on_many_hosts_comes_back_after_a_gpu_error_and_only_that_host_is_to_blame(world: World, hosts: int) -> None:
+    workload, agents = running_gang(world, hosts)
+    ill = agents[2].host
+    now = world.now + 10 * SECOND
+    assert services.quarantine_gpu(Gpu.objects.get(host=ill, index=3), reason="fell off the bus (xid:79)", now=now)
+    all_go(workload, agents, now)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.GPU_ERROR, 1)
+    ended = {run.host_id: run.outcome for run in workload.runs.all()}
+    assert {host for host, outcome in ended.items() if outcome == Code.GPU_ERROR} == {ill.pk}
+    kept = Decision.objects.get(workload=workload, kind="restarted")
+    assert (kept.code, kept.numbers["host"]) == (Code.GPU_ERROR, ill.name)
+    charged = Allocation.objects.filter(workload=workload).values_list("end_code", flat=True).distinct()
+    assert list(charged) == [Code.GPU_ERROR], "the time of all of them was lost by the hardware"
+
+
+def test_a_gang_is_tried_until_its_gpus_failed_on_three_hosts(world: World) -> None:
+    workload, agents = running_gang(world, 4)
+    everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
+    now = world.now
+    for failed in (1, 2, 3):
+        now += 60 * SECOND
+        gpu = Gpu.objects.get(host=agents[0].host, index=0)
+        assert services.quarantine_gpu(gpu, reason="xid:79", now=now)
+        all_go(workload, agents, now)
+        assert workload.state == ("queued" if failed < 3 else "ended"), failed
+        if failed < 3:
+            agents = again(workload, world, agents, everywhere, failed, now + 5 * SECOND)
+    assert workload.outcome_numbers["failed_on_hosts"] == 3
+
+
+def again(
+    workload: Workload, world: World, agents: list[FakeAgent], everywhere: dict[int, FakeAgent], number: int, at: dt.datetime
+) -> list[FakeAgent]:
+    """On another host in the ill one's place."""
+    fresh = make_host(f"fresh-{number}", world.shared, [H100] * 8, at)
+    everywhere[fresh.pk] = PromptAgent.of(fresh)
+    for agent in everywhere.values():
+        agent.sync(at)
+    found = start_again(workload, everywhere, at)
+    return sorted(found, key=lambda agent: agent.host.pk in {one.host.pk for one in agents[:1]})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_ended(world: World, order: int) -> None:
+    workload, agents = running_gang(world, 3)
+    ill, *others = agents
+    now = world.now + 10 * SECOND
+    for agent in others[::order]:  # their collective failed at once; that the GPU is out is known later
+        agent.end(agent.running[0], now, outcome="failed", exit_code=1)
+        agent.sync(now)
+    assert services.quarantine_gpu(Gpu.objects.get(host=ill.host, index=0), reason="xid:79", now=now + SECOND)
+    all_go(workload, agents, now + SECOND)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.GPU_ERROR, 1)
+    assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == ill.host.name
+
+
+def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(world: World) -> None:
+    workload, agents = running_gang(world, 3)
+    lost, *others = agents
+    idle = [PromptAgent.of(h) for h in world.shared.hosts.all() if h.pk not in {agent.host.pk for agent in agents}]
+    for agent in others:
+        agent.end(agent.running[0], world.now + 10 * SECOND, outcome="failed", exit_code=1)
+    for seconds in (10, 100):
+        for agent in others + idle:
+            agent.sync(world.now + seconds * SECOND)
+    clock.watch_hosts(world.now + 100 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code, workload.failures) == ("queued", Code.HOST_LOST, 0)
+    assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == lost.host.name
+
+
+@pytest.mark.parametrize("outcome", ["failed", "start_failed"])
+def test_one_attempt_of_a_gang_is_one_host_however_many_of_its_members_fail(world: World, outcome: str) -> None:
+    workload, agents = running_gang(world, 4, most_retries=2)
+    for agent in agents:
+        agent.end(agent.running[0], world.now + 10 * SECOND, outcome=outcome, exit_code=1)
+    all_go(workload, agents, world.now + 10 * SECOND)
+    assert workload.state == "queued"
+
+
+
+def noticed_gang(world: World, hosts: int = 2) -> tuple[Workload, list[FakeAgent]]:
+    """A gang of which one host is being drained: it has its notice, and its agents know."""
+    workload, agents = running_gang(world, hosts)
+    services.drain_host(agents[0].host, reason="a fan", now=world.now + 60 * SECOND)
+    for agent in agents:
+        assert [run.verb for run in agent.sync(world.now + 60 * SECOND).runs] == ["notice"]
+    workload.refresh_from_db()
+    assert workload.state == "notice"
+    return workload, agents
+
+
+def saves_and_goes(agent: FakeAgent, at: dt.datetime) -> None:
+    (run,) = agent.running
+    agent.checkpoint(run, at)
+    agent.end(run, at, outcome="checkpointed", exit_code=0)
+    agent.sync(at)
+
+
+def test_the_first_member_to_save_and_go_cuts_nobodys_notice_short(world: World) -> None:
+    workload, (slow, quick) = noticed_gang(world)
+    saves_and_goes(quick, world.now + 65 * SECOND)
+    clock.stop_after_notice(world.now + 66 * SECOND)
+    assert [run.verb for run in slow.sync(world.now + 70 * SECOND).runs] == ["notice"], "it may still write"
+    workload.refresh_from_db()
+    assert workload.state == "notice"
+    stop_at = world.now + 60 * SECOND + world.shared.notice_seconds * SECOND
+    clock.stop_after_notice(stop_at)
+    assert [run.verb for run in slow.sync(stop_at).runs] == ["stop"]
+    slow.sync(stop_at + SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.reason_code) == ("queued", Code.DRAINED)
+
+
+def test_the_rest_of_a_gang_is_stopped_as_soon_as_all_of_it_has_saved(world: World) -> None:
+    workload, (first, second, third) = noticed_gang(world, 3)
+    saves_and_goes(second, world.now + 65 * SECOND)
+    for agent in (first, third):
+        agent.checkpoint(agent.running[0], world.now + 70 * SECOND)
+        assert agent.sync(world.now + 70 * SECOND)
+    all_go(workload, [first, third], world.now + 71 * SECOND)
+    assert (workload.state, workload.reason_code) == ("queued", Code.DRAINED)
+    assert {run.outcome for run in workload.runs.all()} == {"checkpointed"}
+
+
+def test_a_member_that_fails_after_the_notice_still_ends_the_others(world: World) -> None:
+    workload, (first, second) = noticed_gang(world)
+    second.end(second.running[0], world.now + 65 * SECOND, outcome="failed", exit_code=1)
+    second.sync(world.now + 65 * SECOND)
+    assert [run.verb for run in first.sync(world.now + 66 * SECOND).runs] == ["stop"]
+    workload.refresh_from_db()
+    assert workload.state == "stopping"
+
+
+@pytest.mark.parametrize(("others", "why"), [("killed_at_grace", 2), ("checkpointed", 0)])
+def test_a_gang_has_saved_when_all_its_members_have(world: World, others: str, why: int) -> None:
+    workload, agents = running_gang(world, 3)
+    for seconds, agent in enumerate(agents):
+        (run,) = agent.running
+        agent.end(run, world.now + (60 + seconds) * SECOND, outcome="checkpointed" if seconds < 2 else others, exit_code=0)
+        agent.sync(world.now + (60 + seconds) * SECOND)
+    assert gangs.why(list(workload.runs.order_by("rank"))).rank == why
+
+
+def test_a_host_whose_clock_is_behind_is_not_taken_for_the_first_that_went(world: World) -> None:
+    workload, agents = running_gang(world, 3)
+    agents[2].end(agents[2].running[0], world.now + 60 * SECOND, outcome="failed", exit_code=3)
+    agents[2].sync(world.now + 60 * SECOND)
+    for agent in agents[:2]:
+        agent.sync(world.now + 60 * SECOND)  # told to stop, and gone at once: by its own clock an hour ago
+        (run,) = agent.runs
+        agent.end(run, world.now - 3600 * SECOND, outcome="killed_at_grace")
+        agent.sync(world.now + 61 * SECOND)
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome, workload.outcome_numbers["exit_code"]) == ("ended", "failed", 3)
+
+
+@pytest.mark.parametrize(("seconds", "lost"), [(-5, False), (5, True), (100, True), (130, True), (200, False)])
+def test_a_gpu_counts_as_lost_by_who_held_it_when_it_was_taken_out(world: World, seconds: int, lost: bool) -> None:
+    workload, agents = running_gang(world, 2)
+    run = workload.runs.get(rank=1)
+    GpuStateChange.objects.create(
+        gpu=Gpu.objects.get(host=run.host, index=0), repair_state="quarantined", at=world.now + seconds * SECOND
+    )
+    if seconds > 5:
+        agents[1].end(agents[1].running[0], world.now + 100 * SECOND, outcome="failed")
+        agents[1].sync(world.now + 100 * SECOND)
+    assert gangs.lost_a_gpu(list(workload.runs.all())) == ({run.pk} if lost else set())
