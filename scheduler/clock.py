@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F, Min, Q, Value
+from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
 from scheduler import commands, leases, locks, nudge, reconcile
@@ -126,20 +126,28 @@ def _move_off_closed_hosts(now: datetime) -> None:
 
 
 def _close_reservations_due(now: datetime) -> None:
-    promised = Reservation.objects.filter(state__in=PROMISED)
-    no_show = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
-    unused = promised.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True).annotate(limit=no_show)
-    over = [(r.pk, r.pool_id, ReservationState.OVER) for r in promised.filter(end__lte=now)]
-    released = [
-        (r.pk, r.pool_id, ReservationState.RELEASED) for r in unused.filter(start__lte=now - F("limit"), end__gt=now)
-    ]
-    for pk, pool, state in over + released:
+    over = Reservation.objects.filter(state__in=PROMISED, end__lte=now).values_list("pk", "pool_id")
+    for pk, pool in list(over):
         with transaction.atomic():
             locks.pools([pool])
             fresh = locks.reservations([pk])[pk]
-            still = fresh.end <= now if state == ReservationState.OVER else fresh.first_used_at is None
-            if still and fresh.state in PROMISED:
-                close_reservation(fresh, state, now)
+            if fresh.end <= now and fresh.state in PROMISED:
+                close_reservation(fresh, ReservationState.OVER, now)
+    for pk, pool in list(_nobody_came(now).values_list("pk", "pool_id")):
+        with transaction.atomic():
+            locks.pools([pool])
+            fresh = locks.reservations([pk])[pk]
+            if _nobody_came(now).filter(pk=pk).exists():
+                close_reservation(fresh, ReservationState.RELEASED, now)
+
+
+def _nobody_came(now: datetime) -> QuerySet[Reservation]:
+    """Those that have had their units for as long as their pool waits, and that nothing has used: without units nobody could."""
+    limit = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
+    here = Q(bound_units__period__contains=now)
+    unused = Reservation.objects.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True, end__gt=now)
+    had = unused.annotate(limit=limit, since=Max(F("bound_units__period__startswith"), filter=here))
+    return had.filter(start__lte=now - F("limit"), since__lte=now - F("limit")).order_by("pk")
 
 
 def _warn_before_reservations_end(now: datetime) -> None:

@@ -117,6 +117,56 @@ def test_nobody_comes_and_the_units_are_free_again(world: World, agents: list[Fa
     assert selectors.free_units(world.shared, later).filter(gpu__model=H100).count() == 16
 
 
+MINUTE = 60 * SECOND
+
+
+def state_of(reservation: Reservation) -> str:
+    reservation.refresh_from_db()
+    return reservation.state
+
+
+def test_nobody_can_come_before_it_has_its_units(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
+    for name in ("alpha", "beta"):
+        services.cordon_host(world.hosts[name], reason="fans", now=world.now)
+    tick(agents, world.now)
+    bound = world.now + 31 * MINUTE
+    tick(agents, bound - SECOND)
+    services.return_host(world.hosts["beta"], now=bound)
+    for seconds in (0, 1, 60, 29 * 60):
+        tick(agents, bound + seconds * SECOND)
+        assert state_of(reservation) == "active"
+    tick(agents, bound + 30 * MINUTE)
+    assert state_of(reservation) == "released"
+
+
+def test_who_got_other_units_has_the_whole_time_to_come(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
+    tick(agents, world.now)
+    bound = reservation.bound_units.first()
+    assert bound is not None
+    moved = world.now + 29 * MINUTE
+    services.cordon_host(bound.unit.gpu.host, reason="fan", now=moved)
+    for at in (moved, moved + MINUTE, moved + 2 * MINUTE):
+        tick(agents, at)
+    assert state_of(reservation) == "active"
+    assert {unit.period.lower for unit in reservation.bound_units.filter(period__contains=at)} == {moved}
+    tick(agents, moved + 30 * MINUTE)
+    assert state_of(reservation) == "released"
+
+
+def test_who_has_no_units_any_more_is_not_said_to_have_stayed_away(world: World, agents: list[FakeAgent]) -> None:
+    reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
+    tick(agents, world.now)
+    for name in ("alpha", "beta"):
+        services.cordon_host(world.hosts[name], reason="fans", now=world.now + MINUTE)
+    for minutes in (1, 31, 100):
+        tick(agents, world.now + minutes * MINUTE)
+        assert state_of(reservation) == "active"
+    tick(agents, world.now + 3 * HOUR)
+    assert state_of(reservation) == "over"
+
+
 def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
     first = ask(world, 8, start, end, hosts=2, may_exceed_guarantee=True)
