@@ -40,6 +40,9 @@ def health(session: Session, name: str) -> None:
         ((row["gpu"], row["model"], row["repair_state"], row["reason"], *_last(row, now)) for row in found["gpus"]),
         "No GPU reported.",
     )
+    for gone in found.get("missing_gpus", ()):
+        before = f"; before that {gone['repair_state']}: {gone['reason']}" if gone["reason"] else ""
+        output.say(f"GPU {gone['gpu']} ({gone['uuid']}) is missing since {local(gone['missing_since'])}{before}")
     if found.get("revoked_at"):
         why = f" ({found['revoked_why']})" if found["revoked_why"] else ""
         output.say(f"Its credential was revoked {ago(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}")
@@ -179,6 +182,16 @@ def return_gpu(session: Session, name: str, gpu: int, why: str) -> None:
 def take_out_gpu(session: Session, name: str, gpu: int, why: str) -> None:
     """A GPU out until it is returned; its work is stopped and starts elsewhere."""
     _of_gpu(session, name, "take-out-gpu", gpu, why)
+
+
+@command(host, "forget-gpu")
+@click.argument("name")
+@click.argument("uuid")
+@WHY
+def forget_gpu(session: Session, name: str, uuid: str, why: str) -> None:
+    """A GPU that is missing is gone for good: it is listed no more."""
+    row = session.client.post(_at(name, "forget-gpu"), {"gpu": uuid, "why": why})
+    output.as_json(row) if session.json else output.say(f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more.")
 
 
 def _of_gpu(session: Session, name: str, verb: str, gpu: int, why: str) -> None:

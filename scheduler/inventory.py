@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from agent.protocol import (
@@ -21,7 +22,7 @@ from agent.protocol import (
     MigProfileSeen,
     UnitSeen,
 )
-from scheduler import nudge
+from scheduler import locks, nudge
 from scheduler.core.geometry import COMPUTE_SLICES
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.isolation import level_of
@@ -37,6 +38,7 @@ ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|")
 LONGEST_WORD = 60  # characters of a package's name or version
 CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
 NOT_REPORTED = "its host does not report it any more"
+REPORTED_AGAIN = "its host reports it again"
 Geometry = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
 
 
@@ -180,7 +182,8 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """GPUs that are not reported any more go; one that is held is quarantined until it is free. False when one had to stay."""
+    """GPUs that are not reported any more go, and count as missing; one that is held is quarantined until it is free. False when one
+    had to stay."""
     applied = True
     for gpu in known.values():
         if gpu.uuid in seen or gpu.retired_at is not None or gpu.host_id != host.pk:
@@ -191,7 +194,21 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
         else:
             Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
             Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
+            if gpu.state_reason != NOT_REPORTED:  # else it was told when it went missing
+                GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now)
+        Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=True).update(missing_since=now)
     return applied
+
+
+@transaction.atomic
+def forget_missing(gpu: Gpu) -> bool:
+    """An operator knows that it is gone. False where it is not missing, or somebody still holds it."""
+    locks.hosts([gpu.host_id])
+    gone = Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=False, retired_at__isnull=False)
+    forgotten = gone.update(missing_since=None) == 1
+    if forgotten:
+        nudge.pages(nudge.HOSTS)
+    return forgotten
 
 
 def _add(host: Host, new: list[GpuSeen], now: datetime) -> None:
@@ -210,7 +227,7 @@ def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
     return {
         "host": host, "index": seen.index, "model": seen.model, "memory_mib": seen.memory_mib,
         "compute_capability": seen.compute_capability, "nvlink_group": seen.nvlink_group, "numa_node": seen.numa_node,
-        "pci_bus_id": seen.pci_bus_id, "retired_at": None,
+        "pci_bus_id": seen.pci_bus_id, "retired_at": None, "missing_since": None,
     }  # fmt: skip
 
 
@@ -219,10 +236,13 @@ def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
         index=_spare(host)
     )
+    was_missing = known.missing_since is not None
     Gpu.objects.filter(pk=known.pk).update(**_facts(host, seen))
     known.refresh_from_db()
     if known.repair_state == RepairState.QUARANTINED and known.state_reason == NOT_REPORTED:
-        _return(known, "its host reports it again", now)
+        _return(known, REPORTED_AGAIN, now)
+    elif was_missing:
+        GpuStateChange.objects.create(gpu=known, repair_state=known.repair_state, reason=REPORTED_AGAIN, at=now)
     return known
 
 

@@ -258,6 +258,9 @@ class Gpu(models.Model):
     )
     state_reason = models.CharField(max_length=300, default="", blank=True)
     retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
+    missing_since = models.DateTimeField(
+        null=True, blank=True, help_text="its host stopped reporting it; until it does again, or an operator knows that it is gone"
+    )
     created_at = models.DateTimeField()
 
     class Meta:

@@ -6,7 +6,7 @@ import structlog
 from celery import shared_task
 from django.utils import timezone
 
-from telemetry import agent_api, breaker, budgets, charges, health, ingest, partitions, rollups
+from telemetry import agent_api, breaker, budgets, charges, health, ingest, missing, partitions, rollups
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +47,7 @@ def act_on_health() -> None:
     """Do what the table says about hardware events, and about hosts on which attempts keep failing."""
     now = timezone.now()
     breaker.watch(now)
+    missing.watch(now)
     health.handle_events(now)
 
 

@@ -53,6 +53,15 @@ class GpuHealthShape(serializers.Serializer[Any]):
     last_diagnostic = DiagnosticShape(source="last", allow_null=True)
 
 
+class MissingGpuShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="index", help_text="its index when it was reported last; another GPU may have it now")
+    uuid = serializers.CharField()
+    model = serializers.CharField()
+    missing_since = serializers.DateTimeField(allow_null=True, help_text="null: it is not missing any more")
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState], help_text="as it was when it went")
+    reason = serializers.CharField(source="state_reason")
+
+
 class StrayShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(source="gpu.index")
     pid = serializers.IntegerField()
@@ -78,6 +87,7 @@ class HostHealthShape(serializers.Serializer[Any]):
     revoked_at = serializers.DateTimeField(allow_null=True, help_text="its credential; null: it was not, or has joined since")
     revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
+    missing_gpus = MissingGpuShape(many=True, help_text="that the host stopped reporting, and nobody has said that they are gone")
     events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
@@ -95,6 +105,7 @@ class HostHealth(View):
             "revoked_at": revoked.at if revoked else None,
             "revoked_why": revoked.why if revoked else "",
             "gpus": reads.gpus(host),
+            "missing_gpus": reads.missing(host),
             "events": reads.hardware_events(host),
             "strays": found.count,
             "stray_processes": found.rows,
@@ -146,6 +157,20 @@ class TakeOutGpu(View):
     def post(self, request: Request, name: str) -> Response:
         """A GPU out until it is returned; its work is stopped and starts elsewhere. For operators."""
         return _changed(self, name, verbs.take_out_gpu)
+
+
+class ForgottenGpuWish(Strict):
+    gpu = serializers.CharField(max_length=80, help_text="its uuid, of missing_gpus")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class ForgetGpu(View):
+    @extend_schema(operation_id="hosts_forget_gpu", request=ForgottenGpuWish, responses=MissingGpuShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A missing GPU is gone for good: it is listed no more. Reported again it is there again. For operators."""
+        gpu = verbs.forget_gpu(**self.by, host=_host(self, name), **self.given(ForgottenGpuWish))
+        gpu.refresh_from_db(fields=["missing_since"])
+        return self.one(gpu, MissingGpuShape)
 
 
 class CancelledWindowWish(Strict):

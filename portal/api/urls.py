@@ -39,6 +39,7 @@ urlpatterns = [
     path("hosts/<str:name>/geometry/withdraw/", geometry.WithdrawGeometry.as_view()),
     path("hosts/<str:name>/return-gpu/", repairs.ReturnGpu.as_view()),
     path("hosts/<str:name>/take-out-gpu/", repairs.TakeOutGpu.as_view()),
+    path("hosts/<str:name>/forget-gpu/", repairs.ForgetGpu.as_view()),
     path("pools/<slug:slug>/repair-policy/", repairs.RepairPolicy.as_view()),
     path("health-rules/", health_rules.HealthRules.as_view()),
     path("health-rules/<str:code>/", health_rules.OneHealthRule.as_view()),

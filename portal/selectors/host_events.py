@@ -174,7 +174,7 @@ def _of_gpus(host: Host, names: _Names) -> Iterable[Happened]:
         yield Happened(
             row.at,
             "gpu",
-            [Change("", before, row.repair_state)],
+            [Change("", before, row.repair_state)] if before != row.repair_state else [],  # else it went missing, or came back
             names.at(row.at),
             names.reason(row.at, row.reason),
             gpu=row.gpu.index,

@@ -50,6 +50,11 @@ def gpus(host: Host) -> list[GpuHealth]:
     return [GpuHealth(each.gpu, last.get(each.gpu.pk), facts.get(each.gpu.uuid, {}), each) for each in split]
 
 
+def missing(host: Host) -> list[Gpu]:
+    """GPUs that it stopped reporting, until it does again or an operator knows that they are gone. One query."""
+    return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
+
+
 def hardware_events(host: Host) -> list[dict[str, Any]]:
     """What its GPUs and its driver reported, the newest first, as anybody may read it who sees the host. Two queries."""
     rows = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN])

@@ -14,7 +14,7 @@ from portal.models import User
 from portal.services import audit, refusals
 from portal.validation import Checks, words_of_why
 from portal.wording import host_texts
-from scheduler import diagnostics, nudge
+from scheduler import diagnostics, inventory, nudge
 from scheduler import services as engine
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
 from scheduler.states import RepairState
@@ -73,6 +73,25 @@ def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """A GPU out until an operator returns it; its work is stopped and starts elsewhere. Raises Invalid, NotAllowed, Conflict."""
     return _change(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
+
+
+def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU that is missing is gone for good: it is listed no more. Reported again it is there again, as it was.
+
+    ``gpu``: its uuid. Raises Invalid, NotAllowed, and Conflict while somebody still holds it.
+    """
+    policy.require(actor, "host.change")
+    checks = Checks()
+    there = {row.uuid: row for row in host.gpus.filter(missing_since__isnull=False).order_by("index")}
+    name = checks.choice("gpu", str(gpu), list(there))
+    checks.done()
+    row, why = there[name], words_of_why(why)
+    with transaction.atomic():
+        if not inventory.forget_missing(row):
+            raise Conflict(f"GPU {row.index} of {host.name} is still held, or is reported again.")
+        told = {"gpu": row.index, "uuid": row.uuid}
+        audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=told, why=why)
+    return row
 
 
 def cancel_maintenance(

@@ -121,6 +121,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "reported": row.hardware.get("reported") or {},
         "windows": repairs.windows(row, now),
         "health": (health := repairs.gpus(row)),
+        "missing": repairs.missing(row),
         "ways": repairs.ways(health),
         "topology": repairs.topology(health),
         "strays": repairs.strays(user, row),

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[Callable[..., Any], str, Done]] = {
     ),
     "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
     "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
+    "forget": (verbs.forget_gpu, "gpu", lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is listed no more."),
     "withdraw-geometry": (geometry.withdraw_geometry, "gpu", lambda row: f"GPU {row.gpu.index} stays as it is."),
     "cancel-window": (verbs.cancel_maintenance, "window", lambda row: "The maintenance window is taken back."),
 }

@@ -80,6 +80,7 @@ HOST_DEEDS: dict[str, Callable[[Facts], str]] = {
     "cancel_maintenance": lambda f: f"Maintenance taken back: {window(parsed(f.get('start')), parsed(f.get('end')))}",
     "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
     "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
+    "forget_gpu": lambda f: f"GPU {f.plain('', 'gpu')} ({f.plain('', 'uuid')}) is gone for good",
     "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
     "withdraw_geometry": lambda f: f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back",
 }

@@ -47,6 +47,21 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(gpupool: Gpupool, sign_in: Si
     assert "is well" in done(gpupool, "host return-gpu alpha 1")
 
 
+def test_a_missing_gpu_is_named_and_forgotten(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.people["operator"])
+    gpu = Gpu.objects.get(host__name="alpha", index=1)
+    Gpu.objects.filter(pk=gpu.pk).update(
+        missing_since=timezone.now(), retired_at=timezone.now(), repair_state="out", state_reason="row 7"
+    )
+    told = done(gpupool, "host health alpha")
+    assert f"GPU 1 ({gpu.uuid}) is missing since" in told and "before that out: row 7" in told
+    (missing,) = json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"]
+    assert (missing["uuid"], missing["repair_state"], missing["reason"]) == (gpu.uuid, "out", "row 7")
+    assert "gpu is 'GPU-x'; allowed:" in gpupool("host", "forget-gpu", "alpha", "GPU-x").err
+    assert "is listed no more" in done(gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'")
+    assert json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"] == []
+
+
 def test_a_host_is_closed_and_opened_and_its_maintenance_announced_and_taken_back(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:

@@ -18,8 +18,10 @@ from scheduler.attestation import attest_off
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.verify import violations
-from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
+from scheduler.inventory import forget_missing
+from scheduler.models import Allocation, Gpu, GpuStateChange, Host, HostStateChange, Run, Unit, Workload
 from scheduler.services.agents import CREDENTIAL_LIFE
+from scheduler.services.hosts import quarantine_gpu
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, units_of
@@ -506,6 +508,57 @@ def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) ->
     agent.inventory = all_gpus
     agent.sync(world.now + SECOND)
     assert len(units_of(world.hosts["delta"])) == 4 and Gpu.objects.filter(host=world.hosts["delta"]).count() == 4
+
+
+def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it_is_back_or_forgotten(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    all_gpus = agent.inventory
+    gpu = Gpu.objects.get(uuid=all_gpus.gpus[3].uuid)
+    assert quarantine_gpu(gpu, reason="fell off the bus", now=world.now)
+    agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
+    agent.sync(world.now + SECOND)
+    agent.sync(world.now + 2 * SECOND)
+    gpu.refresh_from_db()
+    assert (gpu.missing_since, gpu.retired_at) == (world.now + SECOND, world.now + SECOND)
+    assert (gpu.repair_state, gpu.state_reason) == ("quarantined", "fell off the bus"), "it comes back as what it was"
+    last = GpuStateChange.objects.filter(gpu=gpu).order_by("pk")
+    assert [row.reason for row in last] == ["fell off the bus", "its host does not report it any more"]
+    agent.inventory = all_gpus
+    agent.sync(world.now + 3 * SECOND)
+    gpu.refresh_from_db()
+    assert (gpu.missing_since, gpu.retired_at, gpu.repair_state) == (None, None, "quarantined")
+    assert last.reverse()[0].reason == "its host reports it again"
+    assert not forget_missing(gpu), "it is there"
+    agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
+    agent.sync(world.now + 4 * SECOND)
+    assert forget_missing(gpu)
+    agent.sync(world.now + 5 * SECOND)
+    gpu.refresh_from_db()
+    assert gpu.missing_since is None and gpu.retired_at == world.now + 4 * SECOND
+
+
+def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_forgotten(world: World) -> None:
+    (agent,) = agents_of(world, "delta")
+    job(world, world.vision, 4, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    all_gpus = agent.inventory
+    gpu = Gpu.objects.get(uuid=all_gpus.gpus[3].uuid)
+    agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
+    agent.sync(world.now + SECOND)
+    gpu.refresh_from_db()
+    assert (gpu.repair_state, gpu.missing_since, gpu.retired_at) == ("quarantined", world.now + SECOND, None)
+    assert not forget_missing(gpu)
+    agent.end(agent.running[0], world.now + 2 * SECOND)
+    agent.sync(world.now + 2 * SECOND)
+    agent.sync(world.now + 3 * SECOND)
+    gpu.refresh_from_db()
+    assert gpu.retired_at is not None and gpu.missing_since == world.now + SECOND
+    agent.inventory = all_gpus
+    agent.sync(world.now + 4 * SECOND)
+    gpu.refresh_from_db()
+    assert (gpu.repair_state, gpu.missing_since) == ("well", None)
+    reasons = list(GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("reason", flat=True))
+    assert reasons == ["its host does not report it any more", "its host reports it again"]
 
 
 @pytest.mark.parametrize(

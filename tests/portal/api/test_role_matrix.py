@@ -81,6 +81,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/geometry/withdraw/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/return-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/take-out-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("POST", "hosts/{name}/forget-gpu/"): ({"gpu": "GPU-x"}, (403, 403, 403, 404, 404, 400, 403, 403)),  # it is not missing
     ("GET", "pools/{slug}/repair-policy/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "pools/{slug}/repair-policy/"): ({"stray_action": "end"}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "health-rules/"): ({}, ALL),

@@ -22,7 +22,7 @@ from portal.web.hosts import _folded
 from portal.wording import notices as notice_texts
 from scheduler import clock, diagnostics
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
-from telemetry import health
+from telemetry import health, missing
 from telemetry.agent_api import accept_health, accept_strays
 from telemetry.models import HealthEvent, HealthRule, Sample
 from tests.fakes import FakeAgent
@@ -69,6 +69,28 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
     assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
 
 
+def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_it_is_gone(world: World) -> None:
+    gpu = Gpu.objects.get(host__name="alpha", index=2)
+    at = world.now
+    assert "Missing GPUs" not in page(world)
+    facts = {"missing_since": at, "repair_state": "quarantined", "state_reason": "fell off the bus"}
+    Gpu.objects.filter(pk=gpu.pk).update(**facts)
+    assert "work still holds it" in page(world) and "is still held" in press(world, "forget", gpu=gpu.uuid)
+    Gpu.objects.filter(pk=gpu.pk).update(retired_at=at)
+    shown = page(world)
+    assert "Missing GPUs" in shown and gpu.uuid in shown and "fell off the bus" in shown and "Forget GPU 2" in shown
+    assert "Forget" not in page(world, "member")
+    missing.watch(at + timedelta(seconds=5))
+    health.handle_events(at + timedelta(seconds=5))
+    notify.tell(at + timedelta(seconds=6))
+    (notice,) = told(world, "operator")
+    assert "gpu:missing" in notice and gpu.uuid in notice and told(world, "member") == []
+    assert "gpu is &#x27;GPU-x&#x27;" in press(world, "forget", gpu="GPU-x")
+    assert "is listed no more" in press(world, "forget", gpu=gpu.uuid, why="went to the vendor")
+    after = page(world)
+    assert "Missing GPUs" not in after and "is gone for good" in after and "went to the vendor" in after
+
+
 def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
     Host.objects.filter(name="alpha").update(simulated=True)
     press(world, "diagnose", gpu=0)
@@ -80,7 +102,7 @@ def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
 
 
 def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
-    assert "allowed: diagnose, diagnose-all, return, out, withdraw-geometry, cancel-window" in press(world, "explode", gpu=1)
+    assert "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in press(world, "explode", gpu=1)
     assert "gpu is &#x27;99&#x27;; allowed: 0" in press(world, "diagnose", gpu=99)
 
 

@@ -1,0 +1,54 @@
+"""A GPU that its host stopped reporting is one event, and operators hear of it; so is an NVML that can't be asked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+
+from agent.protocol import Health
+from scheduler.models import Gpu, Host
+from telemetry import health, missing
+from telemetry.agent_api import accept_health
+from telemetry.models import HealthEvent, HealthRule
+from tests.telemetry.rows import at
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_missing_gpu_is_one_event_that_operators_are_told_of(world: World) -> None:
+    gpu = units_of(world.hosts["alpha"])[2].gpu
+    Gpu.objects.filter(pk=gpu.pk).update(
+        missing_since=at(9), retired_at=at(9), repair_state="quarantined", state_reason="XID 79"
+    )
+    assert missing.watch(at(10)) == 1
+    health.handle_events(at(10))
+    assert missing.watch(at(11)) == 0
+    event = HealthEvent.objects.get()
+    assert (event.code, event.gpu_id, event.at, event.action_taken) == ("gpu:missing", gpu.pk, at(9), "warn")
+    assert gpu.uuid in event.detail and "XID 79" in event.detail
+    Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(12))
+    assert missing.watch(at(13)) == 1, "it came back, and went again"
+
+
+def test_what_is_missing_for_longer_than_events_are_kept_is_not_told_anew(world: World) -> None:
+    gpu = units_of(world.hosts["alpha"])[0].gpu
+    Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(9))
+    assert missing.watch(at(9) + timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)) == 0
+
+
+def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_hangs(world: World) -> None:
+    for name, code in (("alpha", "nvml:unreadable"), ("delta", "nvml:hung")):
+        accept_health(world.hosts[name].pk, Health(code, "", "nvml", code, at(9).timestamp(), "version mismatch"), at(10))
+    health.handle_events(at(10))
+    states = {host.name: host.admin_state for host in Host.objects.filter(name__in=("alpha", "delta"))}
+    assert states == {"alpha": "cordoned", "delta": "cordoned"}
+    assert "version mismatch" in Host.objects.get(name="alpha").state_reason
+
+
+def test_the_new_rules_can_be_put_back_to_what_they_began_with(world: World) -> None:
+    for code, action in (("nvml:unreadable", "cordon"), ("gpu:missing", "warn")):
+        rule = HealthRule.objects.get(code=code)
+        assert (rule.action, rule.default_action, rule.default_repeats, rule.default_counts) == (action, action, 1, "events")
