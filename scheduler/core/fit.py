@@ -111,7 +111,7 @@ def choose(
     ``available`` and ``beside`` are given to ask "what if" (somebody was gone); otherwise what is free now counts.
     """
     counts = host_counts(board, kind, available)
-    hosts = np.flatnonzero(suitable_hosts(board, ask, counts, beside))
+    hosts = suitable_hosts(board, ask, counts, beside).nonzero()[0]
     return choose_among(board, ask, kind, hosts, counts, available, beside) if len(hosts) >= ask.hosts else None
 
 
@@ -129,10 +129,10 @@ def choose_among(
     ranks = place_ranks(board, ask, kind, counts[hosts], hosts, free, beside)
     keys = wished_for(board.ground, ask, hosts, counts[hosts], ranks)
     if ask.hosts == 1 and not ask.nvlink:
-        return pick_on_host(board, ask, kind, int(hosts[int(np.argmin(keys))]), free)
+        return pick_on_host(board, ask, kind, int(hosts[keys.argmin()]), free)
     chosen: list[int] = []
     found = 0
-    best_first = hosts[np.argsort(keys, kind="stable")]
+    best_first = hosts[keys.argsort(kind="stable")]
     for host in apart(board.ground, best_first) if ask.spread else nearest_first(board.ground, ask.hosts, best_first):
         units = pick_on_host(board, ask, kind, int(host), free)
         if units is not None:
@@ -225,7 +225,7 @@ def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
 def pick_on_host(board: Board, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
     """Which of a host's takeable units: in one NVLink group if there is one, slices on the fullest GPUs."""
     first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-    units: list[int] = (first + np.flatnonzero(free[first:last] & (board.kind[first:last] == kind))).tolist()
+    units: list[int] = (first + (free[first:last] & (board.kind[first:last] == kind)).nonzero()[0]).tolist()
     return pick(board, ask, units)
 
 

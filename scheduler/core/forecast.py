@@ -5,6 +5,8 @@ The first that wait are put in here one after another, in their order; ``pace`` 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 import numpy as np
 
 from scheduler.core.board import NEVER, Board, Ints
@@ -27,7 +29,7 @@ class Forecast:
         moments = np.unique(np.array([board.now, *promised, *self.free_at[self.free_at < NEVER].tolist()]))
         if len(moments) > MOMENTS:
             moments = moments[np.arange(MOMENTS) * (len(moments) - 1) // (MOMENTS - 1)]
-        self.moments: Ints = moments.astype(np.int64)
+        self.moments: list[int] = moments.tolist()  # a list: where a time belongs is asked for thousands of times
         self.profiles: dict[int, Ints] = {}
         self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
 
@@ -51,10 +53,10 @@ class Forecast:
         return free_at
 
     def _at_or_after(self, time: int) -> int:
-        return int(np.searchsorted(self.moments, time, side="left"))
+        return bisect_left(self.moments, time)
 
     def _at_or_before(self, time: int) -> int:
-        return max(0, int(np.searchsorted(self.moments, time, side="right")) - 1)
+        return max(0, bisect_right(self.moments, time) - 1)
 
     def profile(self, kind: int) -> Ints:
         """``[moment, host]``: units of a kind expected to be free."""
@@ -97,7 +99,7 @@ class Forecast:
         place = self._at_or_after(time)
         if place < len(self.moments) and (self.moments[place] == time or len(self.moments) >= MOMENTS):
             return
-        self.moments = np.insert(self.moments, place, time)
+        self.moments.insert(place, time)
         for known in (self.profiles, self.reserved):
             for kind, profile in known.items():
                 known[kind] = np.insert(profile, place, profile[place - 1], axis=0)
@@ -122,20 +124,20 @@ class Forecast:
         profile = self.profile(kind)
         labels = self.board.ground.roomy(ask)
         begin = self._at_or_after(not_before)
-        possible = ((profile[begin:] >= ask.units) & labels).sum(axis=1) >= ask.hosts
+        possible = np.add.reduce((profile[begin:] >= ask.units) & labels, axis=1) >= ask.hosts
         for i in (begin + possible.nonzero()[0]).tolist():
-            moment = int(self.moments[i])
+            moment = self.moments[i]
             last = max(i + 1, self._at_or_after(moment + seconds))
             if gone_after is None or kind not in self.reserved:
-                lowest = profile[i:last].min(axis=0)
+                lowest = np.minimum.reduce(profile[i:last])
             else:
                 clear = max(i + 1, self._at_or_after(moment + gone_after))
                 lent = profile[i:last] + self.reserved[kind][i:last]
-                lowest = np.minimum(profile[i:clear].min(axis=0), lent.min(axis=0))
+                lowest = np.minimum(np.minimum.reduce(profile[i:clear]), np.minimum.reduce(lent))
             hosts = ((lowest >= ask.units) & labels).nonzero()[0]
             if len(hosts) >= ask.hosts:
-                tightest = hosts[np.argsort(lowest[hosts], kind="stable")][: ask.hosts]
-                return moment, [int(h) for h in tightest]
+                tightest = hosts[lowest[hosts].argsort(kind="stable")][: ask.hosts]
+                return moment, tightest.tolist()
         return None
 
     def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:

@@ -92,9 +92,9 @@ class Room:
     """Units of one kind that are expected to be free, at each of some moments, in whole pieces of each size. That the
     pieces of a gang lie on different hosts is not looked at."""
 
-    def __init__(self, moments: Ints, profile: Ints, now: int) -> None:
+    def __init__(self, moments: list[int], profile: Ints, now: int) -> None:
         """``profile`` is ``[moment, host]``: free units."""
-        self.moments: list[int] = moments.tolist()
+        self.moments = list(moments)
         self.now = now
         free = np.maximum(profile, 0)
         self.largest = max(1, int(free.max(initial=0)))

@@ -240,7 +240,7 @@ class Taking:
         """How many hosts would do once those taken are gone."""
         ask = self.ask
         enough = (self.units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
-        hosts = np.flatnonzero(enough & self.labels)
+        hosts = (enough & self.labels).nonzero()[0]
         return sum(self.serves(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
 
     def _has_island(self, host: int, more: Sequence[int]) -> bool:
@@ -320,7 +320,7 @@ class Search:
         """The same without the cost of arrays."""
         ask, free, cost = self.ask, self.place.counts, self.board.cost_list
         labels = self.board.label_mask(ask.labels)
-        as_it_is = np.flatnonzero(fit.suitable_hosts(self.board, ask, free)).tolist()
+        as_it_is = fit.suitable_hosts(self.board, ask, free).nonzero()[0].tolist()
         found = [(0, host) for host in as_it_is if host not in by_host]
         for host, here in by_host.items():
             missing, least = ask.units - int(free[host]), 0

@@ -183,8 +183,8 @@ class Ranking:
     def _levels(self, klass: int, cpu: Ints, memory: Ints) -> tuple[Ints, Ints]:
         """Less than nothing may be left where who asks for neither is put: it is as if nothing was."""
         return (
-            np.clip(cpu // max(1, self.wasted.cpu_step[klass]), 0, LEVELS),
-            np.clip(memory // max(1, self.wasted.memory_step[klass]), 0, LEVELS),
+            np.minimum(np.maximum(cpu // max(1, self.wasted.cpu_step[klass]), 0), LEVELS),
+            np.minimum(np.maximum(memory // max(1, self.wasted.memory_step[klass]), 0), LEVELS),
         )
 
     def _level(self, klass: int, cpu: int, memory: int) -> tuple[int, int]:
