@@ -175,7 +175,7 @@ def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: dateti
         at = moment(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
             at = max(at, heard_before)  # it was there at the last frame, whatever the host's clock says
-        attempts.end_run(run, outcome=_outcome(told), exit_code=told.exit_code, at=at, now=now)
+        attempts.end_run(run, outcome=_outcome(run, told), exit_code=told.exit_code, at=at, now=now)
     elif told.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
         attempts.advance_run(run, RunState(told.state), now)
 
@@ -261,7 +261,9 @@ def _holds_what_ended(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
     return Run.objects.filter(host=host, public_id__in=there, state=RunState.ENDED).exists()
 
 
-def _outcome(told: RunSeen) -> str:
+def _outcome(run: Run, told: RunSeen) -> str:
+    if told.outcome == Code.START_FAILED and run.running_at is not None:
+        return str(Code.HOST_LOST)  # it did start: its host knows no more how it ended, since this database was restored
     if told.prolog_failed and told.outcome == Code.START_FAILED:
         return str(Code.PROLOG_FAILED)
     if told.host_full and told.outcome == Code.START_FAILED:

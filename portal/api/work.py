@@ -15,6 +15,7 @@ from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.api.shapes import work as shapes
+from portal.models import ApiToken
 from portal.selectors.arrays import with_counts
 from portal.services import workloads
 from portal.wording import reasons
@@ -217,7 +218,8 @@ class OpenWorkload(View):
         """The address that opens a running notebook, or what a job serves, once, within a minute."""
         workload = find(_rows(self), public_id=id)
         self.given(Empty)
-        session, token = getattr(request, "session", None), request.auth
+        session = getattr(request, "session", None)
+        token = request.auth if isinstance(request.auth, ApiToken) else None
         key = (session.session_key or "") if session is not None and token is None else ""
         url = workloads.open_workspace(**self.by, workload=workload, session_key=key, token=token)
         return self.one({"url": url}, shapes.OpenShape)

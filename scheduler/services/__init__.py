@@ -51,6 +51,7 @@ from scheduler.services.reservations import (
     move_reservation,
     shorten_reservation,
 )
+from scheduler.services.restore import CameBack, come_back
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,
@@ -66,6 +67,7 @@ __all__ = [
     "TOKEN_LIFE",
     "Credential",
     "Never",
+    "CameBack",
     "Refused",
     "add_host",
     "cancel_array",
@@ -80,6 +82,7 @@ __all__ = [
     "check_window",
     "check_windows",
     "close_budget_gate",
+    "come_back",
     "confirm_reservation",
     "confirm_series",
     "cordon_host",

@@ -3,7 +3,7 @@
 With the token the host registers the public half of a key pair that was made on it, and a new credential is given to whoever signs
 a challenge with the private half; a credential that somebody copied lives a day. Only hashes are kept. A renewed credential is
 derived from the present one's hash and the site's secret, so that renewing twice gives the same text and a lost frame costs
-nothing; it takes over when the agent first uses it.
+nothing; it takes over when the agent first uses it. A database restored from a backup knows those that were given out since.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TOKEN_LIFE = timedelta(minutes=15)
 CREDENTIAL_LIFE = timedelta(hours=24)
 RENEWED_AFTER = CREDENTIAL_LIFE * 2 / 3
 RENEWABLE_FOR = timedelta(days=30)  # after its end: a host that was off for so long comes back by itself
+MOST_LINKS = 64  # from one credential to the next, so far back may a restored backup lie: about 40 days
 CHALLENGE_SECONDS = 300
 PREFIX = "gpa"
 CHALLENGE_PREFIX = "gpc"
@@ -101,7 +102,7 @@ def _has_heard_nothing(host: Host, instance: str, public_key: str) -> bool:
 
 
 def verify_credential(text: str, *, now: datetime) -> int | None:
-    """The host's id when this is its credential or the next one, which then takes over.
+    """The host's id when this is its credential or one that follows from it, which then takes over.
 
     None when it is neither, has expired or was revoked.
     """
@@ -115,11 +116,23 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
         return None
     if hmac.compare_digest(_hash(text), host.credential_hash):
         return int(host.pk)
-    if hmac.compare_digest(text.encode(), _next_text(host).encode()):
+    if _follows(text, host):
         same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
         same.update(credential_hash=_hash(text), credential_expires_at=now + CREDENTIAL_LIFE)
         return int(host.pk)
     return None
+
+
+def _follows(text: str, host: Host) -> bool:
+    """Is this the host's next credential, or one after it? Each follows from the one before and the site's secret, so nobody has
+    one that was not given out; those further on were given out after the backup from which this database was restored."""
+    last = host.credential_hash
+    for _ in range(MOST_LINKS):
+        following = _next_text_after(host.pk, last)
+        if hmac.compare_digest(text.encode(), following.encode()):
+            return True
+        last = _hash(following)
+    return False
 
 
 def renewed_credential(host: Host, *, now: datetime) -> Credential | None:
