@@ -10,9 +10,10 @@ from cli.client import Client
 from cli.finding import find_named
 from cli.problems import Problem
 from cli.session import Command, Session
-from cli.words import Duration, Moment
+from cli.words import Capability, Cores, Duration, Memory, Moment
 
 DURATION, MOMENT = Duration(), Moment()
+CORES, MEMORY, CAPABILITY = Cores(), Memory(), Capability()
 TYPES = click.Choice(["training", "inference", "interactive", "other"])
 
 
@@ -45,28 +46,38 @@ def running(function: Command) -> Command:
     return function
 
 
-def placed(function: Command) -> Command:
-    """Options that say on how many hosts, and on which."""
+def fitting(function: Command) -> Command:
+    """Options that say what it needs of its GPUs and of each host, and on which hosts."""
     for option in reversed(
         (
-            click.option("--hosts", type=int, help="Over so many hosts."),
-            click.option("--min-memory-mib", type=int, help="Memory of each GPU."),
+            click.option("--cpus", "cpu_milli", type=CORES, help="CPU cores on each host; not limited unless given."),
+            click.option("--memory", "memory_mib", type=MEMORY, help="On each host, such as 64G; not limited unless given."),
+            click.option("--min-memory", "min_memory_mib", type=MEMORY, help="Of each GPU, at least: such as 40G."),
+            click.option(
+                "--min-compute-capability", type=CAPABILITY, help="Of each GPU, at least: such as 8.0 (A100) or 9.0 (H100)."
+            ),
             click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."),
             click.option(
                 "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."
             ),
             click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."),
-            click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."),
         )
     ):
         function = option(function)
     return function
 
 
+def placed(function: Command) -> Command:
+    """The same, and over how many hosts."""
+    function = click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be.")(function)
+    return click.option("--hosts", type=int, help="Over so many hosts.")(fitting(function))
+
+
 def body_of(session: Session, given: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, under the API's names; project and pool where there is only one."""
+    labels = labels_of(given.pop("labels", ()), given.pop("prefer", ()))
     names = {"gpus": "units", "type_": "type", "max_runtime": "max_runtime_seconds", "inside": "reservation"}
-    body = {names.get(name, name): value for name, value in given.items() if value not in (None, ())}
+    body = {names.get(name, name): value for name, value in given.items() if value not in (None, ())} | labels
     if "models" in body:
         body["models"] = list(body["models"])
     if "reservation" in body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -12,9 +13,10 @@ from cli import output
 from cli.asks import pairs_of
 from cli.problems import NOT_FOUND, Problem
 from cli.session import Session, cli, command
-from cli.words import Duration, Moment, ago, local
+from cli.words import Duration, Moment, ago, cores, gibibytes, local
 
 WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
+NETWORKS = {"private": "only themselves", "internet": "the internet, nothing of the host", "host": "the host's"}
 PREVIEW = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
 
 
@@ -25,6 +27,124 @@ def host() -> None:
 
 def _at(name: str, verb: str) -> str:
     return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
+
+
+@command(host, "show")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """One host: its states, what its agent says of it, and an agent that was turned away as it."""
+    row = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
+    if session.json:
+        return output.as_json(row)
+    now = datetime.now().astimezone()
+    output.facts(_facts(row, now))
+    for note in row.get("agent", {}).get("notes", ()):
+        output.say(f"Can't: {note}")
+    refused = row.get("refused_agent")
+    if refused:
+        boot = f" (boot {refused['boot_id']})" if refused["boot_id"] else ""
+        output.say(f"Another agent was turned away {ago(refused['at'], now)}{boot}: {refused['reason']}")
+        if refused["quarantined"]:
+            output.say(
+                "It is given no work and hears no orders. Find the machine that it runs on and end it there; or, if that is the one"
+                f" that should go on, start it with another token: gpupool host join {name}"
+            )
+    return None
+
+
+def _facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
+    """What an older portal does not say is left out."""
+    agent: dict[str, Any] = row.get("agent", {})
+    counts = Counter(row["gpus"])
+    sizes = [cores(row["cpu_milli"]) if row.get("cpu_milli") else "", gibibytes(row["memory_mib"]) if row.get("memory_mib") else ""]
+    driver, cuda = agent.get("driver_version"), agent.get("cuda_version")
+    apart = [row["isolation"], "a user id per team" if agent.get("users_per_team") else "", *_limits(agent)]
+    full = row.get("disk_full_since")
+    return [
+        ("name", row["name"]),
+        ("pool", row["pool"]),
+        ("GPUs", ", ".join(f"{count} x {model}" for model, count in sorted(counts.items()))),
+        ("readings", "simulated" if row["simulated"] else "measured"),
+        *((f"between GPUs, {each['way']}", each["gpus"]) for each in row.get("between_gpus", ())),
+        *((f"GPU {each['gpus']}" if each["gpus"] else "each GPU", each["words"]) for each in row.get("of_gpus", ())),
+        ("CPU and memory", ", ".join(filter(None, sizes))),
+        ("driver", f"{driver}{f', CUDA up to {cuda}' if cuda else ''}" if driver else ""),
+        ("isolation", ", ".join(filter(None, apart))),
+        ("lacking", ", ".join(row["isolation_lacking"])),
+        ("network", NETWORKS.get(agent.get("network", ""), agent.get("network", ""))),
+        ("address", agent.get("address", "")),
+        ("own diagnostics", ", ".join(agent.get("diagnostics", ()))),
+        ("labels", ", ".join(f"{name}={value}" for name, value in sorted(row["labels"].items()))),
+        ("agent", agent.get("version") or ("never joined" if agent else "")),
+        ("boot", agent.get("boot_id", "")),
+        ("last heard", ago(row["last_sync_at"], now)),
+        ("lease", "revoked" if row.get("revoked_at") else row["lease_state"]),
+        ("service", row["admin_state"].replace("_", " ")),
+        ("repair", row["repair_state"]),
+        ("why", row["state_reason"] or row.get("revoked_why", "")),
+        ("disk", f"full since {local(full)}: it starts nothing new" if full else ""),
+    ]
+
+
+def _limits(agent: dict[str, Any]) -> list[str]:
+    return [f"limits of {', '.join(agent['limits'])}"] if agent.get("limits") else []
+
+
+@command(host, "diagnostics")
+@click.argument("name")
+@click.option("--gpu", type=int, help="Only of this one, by its index.")
+def diagnostics(session: Session, name: str, gpu: int | None) -> None:
+    """What diagnostics of its GPUs found, the newest first, with each check and its numbers."""
+    rows = [row for row in session.client.pages(_at(name, "diagnostics")) if gpu in (None, row["gpu"])]
+    if session.json:
+        return output.as_json(rows)
+    now = datetime.now().astimezone()
+    return output.table(
+        ("GPU", "when", "why", "by", "result", "check", "says", "numbers"),
+        (line for row in rows for line in _lines_of(row, now)),
+        "No diagnostic yet. Have it look: gpupool host diagnose NAME",
+    )
+
+
+def _lines_of(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]]:
+    """One line for each check; what it found as a whole on the first."""
+    tool = f"{row['tool']}{' (simulated)' if row['simulated'] and row['tool'] != 'simulated' else ''}"
+    head = (row["gpu"], ago(row["ended_at"] or row["created_at"], now), row["why"].replace("_", " "), tool, row["state"])
+    said = {True: "passed", False: "failed", None: "measured"}
+    checks = [
+        (each["name"], " ".join(filter(None, [said[each["passed"]], each["detail"]])), _numbers(each["numbers"]))
+        for each in row["checks"]
+    ]
+    if row["detail"] or not checks:
+        checks.insert(0, ("", row["detail"], ""))
+    blank = ("",) * len(head)
+    return [(*(head if at == 0 else blank), *check) for at, check in enumerate(checks)]
+
+
+def _numbers(numbers: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
+                     for name, value in numbers.items())  # fmt: skip
+
+
+@command(host, "events")
+@click.argument("name")
+def events(session: Session, name: str) -> None:
+    """Every hardware event of a host, the newest first."""
+    rows = list(session.client.pages(_at(name, "events")))
+    if session.json:
+        return output.as_json(rows)
+    return _say_events(rows, datetime.now().astimezone())
+
+
+def _say_events(rows: list[dict[str, Any]], now: datetime) -> None:
+    output.table(
+        ("when", "GPU", "event", "meaning", "detail", "done"),
+        (
+            (ago(e["at"], now), "" if e["gpu"] is None else e["gpu"], e["code"], e["meaning"], e["detail"], e["action"])
+            for e in rows
+        ),
+        "No hardware event.",
+    )
 
 
 @command(host, "health")
@@ -48,14 +168,7 @@ def health(session: Session, name: str) -> None:
         output.say(f"Its credential was revoked {ago(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}")
     if found["state_reason"]:
         output.say(f"Not simply in service: {found['state_reason']}")
-    output.table(
-        ("when", "GPU", "event", "meaning", "detail", "done"),
-        (
-            (ago(e["at"], now), "" if e["gpu"] is None else e["gpu"], e["code"], e["meaning"], e["detail"], e["action"])
-            for e in found["events"]
-        ),
-        "No hardware event.",
-    )
+    _say_events(found["events"], now)
     if found["strays"]:
         output.say(f"Processes of no workload: {found['strays']}")
         output.table(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cli import output
-from cli.asks import DURATION, MOMENT, asking, body_of, labels_of, placed
+from cli.asks import DURATION, MOMENT, asking, body_of, placed
 from cli.finding import find_named
 from cli.problems import Problem
 from cli.session import Session, cli, command
@@ -51,8 +51,6 @@ def create_reservation(
     until: datetime | None,
     weeks: int | None,
     time_zone: str | None,
-    labels: tuple[str, ...],
-    prefer: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
@@ -66,7 +64,7 @@ def create_reservation(
             end = (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
         except OverflowError:
             raise click.UsageError(f"--for {length_} seconds is beyond all calendars.") from None
-    body = {"units": 1} | body_of(session, given) | labels_of(labels, prefer) | {"start": start, "end": end}
+    body = {"units": 1} | body_of(session, given) | {"start": start, "end": end}
     path = "reservations/"
     if days:
         path = "series/"
@@ -77,8 +75,8 @@ def create_reservation(
         if session.json:
             return output.as_json(answer)
         output.say("It fits." if answer["fits"] else answer["sentence"])
-        for change in answer.get("clock_changes", ()):
-            output.say(change)
+        for said in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
+            output.say(said)
         for window in answer["windows"] if not answer["fits"] else []:
             output.say(f"It would fit from {local(window['start'])} to {local(window['end'])}.")
         return None

@@ -12,6 +12,10 @@ import click
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 PART = re.compile(r"(\d{1,9})([smhd])")
+NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
+MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([mgt])?(?:i?b)?")
+CAPABILITY = re.compile(r"([0-9]{1,2})(?:\.([0-9]))?")
 
 
 class Duration(click.ParamType[int]):
@@ -28,6 +32,47 @@ class Duration(click.ParamType[int]):
         if not parts or "".join(number + unit for number, unit in parts) != text:
             self.fail(f"{value!r}; allowed: such as 90m, 8h, 1d12h or a number of seconds", param, ctx)
         return sum(int(number) * UNITS[unit] for number, unit in parts)
+
+
+class Cores(click.ParamType[int]):
+    """``8`` or ``2.5`` CPU cores."""
+
+    name = "cores"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Thousandths of a core."""
+        text = str(value).strip()
+        milli = round(float(text) * 1000) if NUMBER.fullmatch(text) else 0
+        if milli < 1:
+            self.fail(f"{value!r}; allowed: more than 0, such as 8 or 2.5", param, ctx)
+        return milli
+
+
+class Memory(click.ParamType[int]):
+    """``64``, ``64G`` or ``64GiB``, ``512M``, ``1.5T``: GiB unless it says otherwise; powers of 1024."""
+
+    name = "memory"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """MiB."""
+        matched = MEMORY.fullmatch(str(value).strip().lower())
+        mib = round(float(matched[1]) * MIB[matched[2] or "g"]) if matched else 0
+        if mib < 1:
+            self.fail(f"{value!r}; allowed: more than 0, such as 64 (GiB), 64G or 512M", param, ctx)
+        return mib
+
+
+class Capability(click.ParamType[int]):
+    """``8.0``, ``9``."""
+
+    name = "capability"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """In tenths: 80 is 8.0."""
+        matched = CAPABILITY.fullmatch(str(value).strip())
+        if matched is None:
+            self.fail(f"{value!r}; allowed: such as 8.0 (A100), 8.9 (L40S) or 9.0 (H100)", param, ctx)
+        return int(matched[1]) * 10 + int(matched[2] or 0)
 
 
 class Moment(click.ParamType[str]):
@@ -94,6 +139,16 @@ def data_size(size: int | None, complete: bool = True) -> str:
         step += 1
     text = f"{size / 1000**step:.{0 if step == 0 or size >= 100 * 1000**step else 1}f} {units[step]}"
     return text if complete else f"over {text}"
+
+
+def cores(milli: int) -> str:
+    """Thousandths of a core: ``8 cores``."""
+    return f"{milli / 1000:,.10g} core{'' if milli == 1000 else 's'}"
+
+
+def gibibytes(mib: int) -> str:
+    """``64 GiB``; less than one in MiB."""
+    return f"{mib} MiB" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB"
 
 
 def local(text: str | None) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from cli import output
-from cli.asks import DURATION, MOMENT, asking, body_of, labels_of, pairs_of, placed, running
+from cli.asks import DURATION, MOMENT, asking, body_of, fitting, pairs_of, placed, running
 from cli.finding import find_named, find_work
 from cli.problems import NOT_FOUND, Problem
 from cli.session import Session, cli, command
-from cli.words import ago, length, local, start_range
+from cli.words import ago, cores, gibibytes, length, local, start_range
 
 PRIORITIES = click.Choice(["low", "normal", "high", "critical"])
 POLL_SECONDS = 1.0
@@ -35,6 +35,7 @@ def job() -> None:
 @command(notebook, "launch")
 @asking
 @running
+@fitting
 @click.option("--template", help="What is not given comes from it.")
 @click.option("--open", "open_it", is_flag=True, help="Wait until it is ready and open it in the browser.")
 @click.option("--wait", is_flag=True, help="Wait until it is ready.")
@@ -95,9 +96,7 @@ def run_job(
     words: tuple[str, ...],
     follow: bool,
     dry_run: bool,
-    labels: tuple[str, ...],
     environment: tuple[str, ...],
-    prefer: tuple[str, ...],
     after: tuple[str, ...],
     array: str | None,
     **given: Any,
@@ -109,7 +108,8 @@ def run_job(
     body["command"] = words[0] if len(words) == 1 else shlex.join(words)
     body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
     body.setdefault("units", 1)
-    body |= labels_of(labels, prefer) | ({"environment": pairs_of(environment)} if environment else {})
+    if environment:
+        body["environment"] = pairs_of(environment)
     if after:
         body["after"] = [_dependency(session, text) for text in after]
     if dry_run:
@@ -128,13 +128,19 @@ def run_job(
 def _would_start(session: Session, answer: Any) -> None:
     if session.json:
         return output.as_json(answer)
+    output.say(f"{_when(answer)} {answer['sentence']}")
+    for warning in filter(None, [answer["wish"], *answer.get("warnings", ())]):
+        output.say(warning)
+    return None
+
+
+def _when(answer: Any) -> str:
     if answer["starts_now"]:
-        return output.say(f"It would start now. {answer['sentence']}")
+        return "It would start now."
     if answer["never_starts"]:
-        held = "would be queued and not start" if answer["may_be_granted"] else "is not taken"
-        return output.say(f"It {held}. {answer['sentence']}")
+        return f"It {'would be queued and not start' if answer['may_be_granted'] else 'is not taken'}."
     at = f"start {start_range(answer, datetime.now().astimezone())}" if answer["expected_start"] else "wait"
-    return output.say(f"It would {at}. {answer['sentence']}")
+    return f"It would {at}."
 
 
 def _dependency(session: Session, text: str) -> dict[str, str]:
@@ -154,6 +160,8 @@ def _dependency(session: Session, text: str) -> dict[str, str]:
 
 def _tasks_made(made: Any) -> None:
     output.say(f"{made['name']} ({made['id']}): {made['tasks']} tasks in {made['pool']}.")
+    if made.get("warning"):
+        output.say(made["warning"])
 
 
 @command(job, "arrays")
@@ -184,14 +192,18 @@ def cancel_array(session: Session, id_: str, reason: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--follow", "-f", is_flag=True, help="Go on until it has ended.")
 @click.option("--attempt", type=int, help="The last one unless given.")
-def read_logs(session: Session, id_: str, follow: bool, attempt: int | None) -> None:
+@click.option("--rank", type=click.IntRange(0), default=0, help="Of a job on several hosts: which of them, from 0.")
+def read_logs(session: Session, id_: str, follow: bool, attempt: int | None, rank: int) -> None:
     """What a job wrote."""
     found = find_work(session, id_)
+    if rank >= found["hosts"]:
+        allowed = f"0 to {found['hosts'] - 1}" if found["hosts"] > 1 else "0: it runs on one host"
+        raise click.UsageError(f"--rank {rank} of {found['name']}; allowed: {allowed}.")
     if follow:
-        return _follow(session, found["id"], attempt)
+        return _follow(session, found["id"], attempt, rank)
     offset, text = 0, []
     while True:
-        piece = session.client.get(f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt)
+        piece = session.client.get(f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt, rank=rank)
         if not piece["text"]:
             break
         text.append(piece["text"])
@@ -239,6 +251,7 @@ def show(session: Session, id_: str) -> None:
             ("project", answer["project"]),
             ("pool", answer["pool"]),
             ("GPUs", gpus_of(answer)),
+            ("needs", _needs(answer)),
             ("host", ", ".join(dict.fromkeys(run["host"] for run in attempt))),
             ("held" if answer["state"] == "ended" else "holds", "; ".join(filter(None, map(_held, attempt)))),
             ("attempt", answer["attempt"]),
@@ -318,6 +331,20 @@ def gpus_of(row: Any) -> str:
     return f"{count} x {' or '.join(row['models']) or 'any'}{' ' + row['profile'] if row['profile'] else ''}"
 
 
+def _needs(row: Any) -> str:
+    """What it asks for beside its GPUs, of a portal that says so."""
+    cpu, memory, capability = map(row.get, ("cpu_milli", "memory_mib", "min_compute_capability"))
+    words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
+    said = [
+        f"{words} on each host" if words and row["hosts"] > 1 else words,
+        f"GPUs of at least {gibibytes(row['min_memory_mib'])}" if row.get("min_memory_mib") else "",
+        f"compute capability {capability / 10:.1f} or higher" if capability else "",
+        "one NVLink group" if row.get("nvlink") else "",
+        *(f"{name}={value}" for name, value in row.get("labels_required", {}).items()),
+    ]
+    return ", ".join(filter(None, said))
+
+
 def _list(session: Session, path: str, everything: bool, **only: str) -> None:
     query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
     rows = list(session.client.pages(path, **query))
@@ -375,7 +402,7 @@ def _open(session: Session, workload: Any, print_only: bool) -> None:
     return print(answer["url"])
 
 
-def _follow(session: Session, id_: str, attempt: int | None) -> None:
+def _follow(session: Session, id_: str, attempt: int | None, rank: int = 0) -> None:
     """Print pieces as they come, over attempts, until it has ended; the exit code says how."""
     offset, shown, at_its_end = 0, attempt, False
     while True:
@@ -383,7 +410,7 @@ def _follow(session: Session, id_: str, attempt: int | None) -> None:
         current = attempt or max(now["attempt"], 1)
         if shown != current:
             offset, shown = 0, current
-        piece = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current)
+        piece = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current, rank=rank)
         sys.stdout.write(piece["text"])
         sys.stdout.flush()
         offset = piece["next_offset"]

@@ -71,4 +71,7 @@ _OPTIONS = {
     "environment": "env",
     "weekdays": "on",
     "labels_preferred": "prefer",
+    "cpu_milli": "cpus",
+    "memory_mib": "memory",
+    "min_memory_mib": "min-memory",
 }

@@ -93,10 +93,10 @@ class Hosts(View):
 
 
 class OneHost(View):
-    @extend_schema(operation_id="hosts_read", responses=shapes.HostShape)
+    @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
-        """One host."""
-        return self.one(_host(self, name), shapes.HostShape)
+        """One host: also what its agent reports of it, and the last agent that was turned away as it."""
+        return self.one(_host(self, name), shapes.HostDetail)
 
 
 class PreviewHost(View):

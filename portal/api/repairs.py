@@ -114,6 +114,14 @@ class HostHealth(View):
         return self.one(told, HostHealthShape)
 
 
+class HostEvents(View):
+    @extend_schema(operation_id="hosts_events", parameters=[PageQuery], responses=page_of(HardwareEventShape))
+    def get(self, request: Request, name: str) -> Response:
+        """Every hardware event of a host, the newest first; ``health`` has the last 20."""
+        rows = reads.all_hardware_events(_host(self, name))
+        return self.page(rows, HardwareEventShape, self.query(PageQuery), told=reads.told_events)
+
+
 class Diagnostics(View):
     @extend_schema(operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_of(DiagnosticShape))
     def get(self, request: Request, name: str) -> Response:

@@ -32,6 +32,7 @@ urlpatterns = [
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenance.as_view()),
     path("hosts/<str:name>/maintenance/cancel/", repairs.CancelMaintenance.as_view()),
     path("hosts/<str:name>/health/", repairs.HostHealth.as_view()),
+    path("hosts/<str:name>/events/", repairs.HostEvents.as_view()),
     path("hosts/<str:name>/diagnostics/", repairs.Diagnostics.as_view()),
     path("hosts/<str:name>/diagnose/", repairs.Diagnose.as_view()),
     path("hosts/<str:name>/geometry/", geometry.HostGeometry.as_view()),

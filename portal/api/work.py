@@ -15,6 +15,7 @@ from portal.api import naming
 from portal.api.base import Empty, PageQuery, View, Why, find
 from portal.api.paging import page_of
 from portal.api.shapes import work as shapes
+from portal.errors import Invalid
 from portal.models import ApiToken
 from portal.selectors.arrays import with_counts
 from portal.services import workloads
@@ -101,11 +102,11 @@ class Arrays(View):
         query = self.query(PageQuery)
         return self.page(_arrays(self), shapes.ArrayShape, query)
 
-    @extend_schema(operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.ArrayShape})
+    @extend_schema(operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.SubmittedArray})
     def post(self, request: Request) -> Response:
         """Submit a job for each index, in one request."""
         made = workloads.submit_array(**self.by, **naming.work_arguments(self.actor, self.given(shapes.ArrayWish)))
-        return self.one(_arrays(self).get(pk=made.pk), shapes.ArrayShape, 201)
+        return self.one(_arrays(self).get(pk=made.pk), shapes.SubmittedArray, 201)
 
 
 class OneArray(View):
@@ -163,6 +164,9 @@ class WorkloadLogs(View):
         workload = find(_rows(self), public_id=id)
         policy.require(self.actor, "workload.logs", workload)
         query = self.query(shapes.LogQuery)
+        if query["rank"] >= workload.hosts:
+            allowed = f"0 to {workload.hosts - 1}" if workload.hosts > 1 else "0: it runs on one host"
+            raise Invalid({"rank": f"rank is {query['rank']}; allowed for {workload.name}: {allowed}."}, {"rank": query["rank"]})
         rows = Run.objects.filter(workload=workload, rank=query["rank"], attempt=query.get("attempt", workload.attempt))
         run = rows.first()
         if run is None:

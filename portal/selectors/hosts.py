@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
+
+from django.db.models import Max, Min
 
 from portal import policy
 from portal.models import User
@@ -139,6 +142,13 @@ def simulated_as(host: Host) -> str:
         slices[index].append(profile)
     split = ",".join(f"{index}:{described(profiles)}" for index, profiles in slices.items())
     return f"--simulate {boards}{f' --simulate-mig {split}' if split else ''}"
+
+
+def sizes(pools: Collection[int]) -> dict[int, tuple[int, int, int, int]]:
+    """By pool: the least and the most CPU (thousandths of a core) and memory (MiB) of its hosts that say what they have."""
+    known = Host.objects.filter(pool__in=pools, cpu_milli__gt=0, memory_mib__gt=0).order_by().values("pool")
+    rows = known.annotate(a=Min("cpu_milli"), b=Max("cpu_milli"), c=Min("memory_mib"), d=Max("memory_mib"))
+    return {pool: (a, b, c, d) for pool, a, b, c, d in rows.values_list("pool", "a", "b", "c", "d")}
 
 
 def models_of(host: Host) -> list[tuple[str, int]]:

@@ -294,7 +294,7 @@ def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
         return []
     ask = AskFields(**{name: getattr(workload, name) for name in AskFields.__dataclass_fields__})
     needs_approval = gpus_of(pool, ask) > pool.approval_above_gpus
-    in_form = not (ask.min_memory_mib or ask.min_compute_capability) and len(ask.models_wanted) <= MOST_MODELS_IN_FORM
+    in_form = len(ask.models_wanted) <= MOST_MODELS_IN_FORM
     earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
     found = kept(
         ("windows", workload.pk, int(length.total_seconds())),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from django.db.models import QuerySet
 
 from portal import policy
 from portal.models import User
@@ -56,8 +59,18 @@ def missing(host: Host) -> list[Gpu]:
 
 
 def hardware_events(host: Host) -> list[dict[str, Any]]:
-    """What its GPUs and its driver reported, the newest first, as anybody may read it who sees the host. Two queries."""
-    rows = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN])
+    """What its GPUs and its driver reported lately, the newest first. Two queries."""
+    return told_events(all_hardware_events(host)[:EVENTS_SHOWN])
+
+
+def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
+    """Everything that its GPUs and its driver reported, the newest first."""
+    return HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")
+
+
+def told_events(rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
+    """Hardware events as anybody may read them who sees the host. One query beside theirs."""
+    rows = list(rows)
     meanings = dict(HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning"))
     return [
         {

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast
 
-from django.db.models import Max
+from django.db.models import Exists, Max, OuterRef
 
 from portal.validation import Checks
+from portal.wording import ask_texts
 from scheduler.core.model import SLOTS_PER_GPU, WHOLE
 from scheduler.core.reasons import Code
-from scheduler.models import Gpu, Pool, Project, Team, Unit
+from scheduler.models import Gpu, Host, Pool, Project, Team, Unit
 
 MOST_UNITS = 10_000
 MOST_HOSTS = 1_000
 MOST_MEMORY_MIB = 10_000_000
+MOST_CPU_MILLI = 10_000_000
 MOST_COMPUTE_CAPABILITY = 1_000
+BESIDE = ("cpu_milli", "memory_mib")
 
 
 class Placing(TypedDict, total=False):
@@ -28,6 +31,8 @@ class Placing(TypedDict, total=False):
     labels_required: dict[str, str] | None
     labels_preferred: dict[str, str] | None
     spread: bool
+    cpu_milli: int
+    memory_mib: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class AskFields:
     labels_required: dict[str, str] = field(default_factory=dict)
     labels_preferred: dict[str, str] = field(default_factory=dict)
     spread: bool = False
+    cpu_milli: int = 0  # on each host, beside the units; 0: as much as there is, and not counted
+    memory_mib: int = 0  # the same
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -121,8 +128,10 @@ def check_ask(
     labels_required: Any = None,
     labels_preferred: Any = None,
     spread: Any = False,
+    cpu_milli: Any = 0,
+    memory_mib: Any = 0,
 ) -> AskFields:
-    """Check each part of an ask; problems go to ``checks``."""
+    """Check each part of an ask; problems go to ``checks``. Whether a host has the CPU and the memory the engine says."""
     known = models_of(pool)
     wanted = checks.choices("models", list(models or ()), known)
     profiles = profiles_of(pool, wanted)
@@ -143,6 +152,8 @@ def check_ask(
         labels_required=checks.labels("labels_required", labels_required or {}),
         labels_preferred=checks.labels("labels_preferred", labels_preferred or {}),
         spread=checks.flag("spread", spread),
+        cpu_milli=checks.count("cpu_milli", cpu_milli, 0, MOST_CPU_MILLI, "thousandths of a core"),
+        memory_mib=checks.count("memory_mib", memory_mib, 0, MOST_MEMORY_MIB, "MiB"),
     )
     _check_memory(checks, pool, clean)
     _check_size(checks, pool, clean)
@@ -159,6 +170,12 @@ def field_at_fault(code: str, numbers: Mapping[str, Any], otherwise: str = "unit
         return otherwise
     if numbers.get("largest", 0) < numbers.get("units", 0):
         return "units"
+    asked = [name for name in BESIDE if name in numbers]
+    for name in asked:
+        if numbers[f"most_{name}"] < numbers[name]:
+            return name
+    if asked:  # each of them alone is there, both together are not
+        return asked[-1]
     return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
 
@@ -168,6 +185,41 @@ def gpus_of(pool: Pool, ask: AskFields) -> float:
         SLOTS_PER_GPU if ask.profile == WHOLE else profiles_of(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
     )
     return ask.units * ask.hosts * slots / SLOTS_PER_GPU
+
+
+class Gang(Protocol):
+    """What of an ask says which hosts could serve it."""
+
+    @property
+    def hosts(self) -> int: ...
+    @property
+    def models_wanted(self) -> list[str]: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def min_memory_mib(self) -> int: ...
+    @property
+    def min_compute_capability(self) -> int: ...
+    @property
+    def labels_required(self) -> dict[str, str]: ...
+
+
+def network_warnings(pool: Pool, ask: Gang) -> list[str]:
+    """That the hosts of a gang would not reach each other, of those of a pool that could serve it; none for one host. An agent
+    whose workloads others can't reach reports no address; a host that never joined says nothing. One query."""
+    if ask.hosts < 2:
+        return []
+    units = Unit.objects.filter(
+        retired_at=None, gpu__retired_at=None, profile=ask.profile, memory_mib__gte=ask.min_memory_mib,
+        gpu__compute_capability__gte=ask.min_compute_capability,
+    )  # fmt: skip
+    if ask.models_wanted:
+        units = units.filter(gpu__model__in=ask.models_wanted)
+    joined = Host.objects.filter(Exists(units.filter(gpu__host=OuterRef("pk"))), pool=pool, hardware__has_key="reported")
+    hosts = joined.filter(labels__contains=ask.labels_required).order_by("name")
+    found = list(hosts.values_list("name", "hardware__reported__address"))
+    alone = [name for name, address in found if not address]
+    return [ask_texts.alone_in_the_network(pool.name, alone, len(found))] if alone else []
 
 
 def _check_memory(checks: Checks, pool: Pool, ask: AskFields) -> None:

@@ -25,6 +25,7 @@ from portal.services.asks import (
     field_at_fault,
     gpus_of,
     models_of,
+    network_warnings,
 )
 from portal.validation import Checks
 from portal.wording import phrases, reasons
@@ -423,7 +424,7 @@ def warnings_of(wish: Wish) -> list[str]:
         found.append("It starts on a weekend.")
     if wish.end - wish.start > timedelta(days=3):
         found.append("It is longer than three days: unused time is charged too.")
-    return found
+    return found + network_warnings(wish.pool, wish.ask)
 
 
 def _check_window(checks: Checks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -21,7 +21,18 @@ from portal.errors import Conflict, Invalid
 from portal.models import ApiToken, EntryCode, Template, User, WorkspaceOrigin
 from portal.questions import asking, kept
 from portal.services import audit, money
-from portal.services.asks import AskFields, check_ask, check_pool, check_project, field_at_fault, gpus_of, models_of
+from portal.services.asks import (
+    AskFields,
+    Placing,
+    check_ask,
+    check_pool,
+    check_project,
+    field_at_fault,
+    gpus_of,
+    models_of,
+    network_warnings,
+    placing_of,
+)
 from portal.sign_out import session_hash
 from portal.validation import Checks, shown
 from portal.wording import ask_texts, reasons
@@ -104,14 +115,16 @@ def launch_notebook(
     max_runtime_seconds: int | None = None,
     reservation: Reservation | None = None,
     via: str = "web",
+    **placing: Unpack[Placing],
 ) -> Workload:
     """Queue a notebook; what is not given comes from the template. Notebooks are not preemptible and may not borrow.
 
-    Raises Invalid, NotAllowed; Conflict when too many wait already.
+    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs. Raises Invalid, NotAllowed;
+    Conflict when too many wait already.
     """
     policy.require(actor, "workload.launch", project)
     wish = _notebook_wish(
-        actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation
+        actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation, placing
     )
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
 
@@ -128,10 +141,6 @@ def submit_job(
     hosts: int = 1,
     models: list[str] | None = None,
     profile: str = "",
-    min_memory_mib: int = 0,
-    min_compute_capability: int = 0,
-    labels_required: dict[str, str] | None = None,
-    nvlink: bool = False,
     type: str = "training",
     priority: int | str = "normal",
     preemptible: bool = True,
@@ -141,12 +150,12 @@ def submit_job(
     reservation: Reservation | None = None,
     environment: dict[str, str] | None = None,
     after: list[tuple[str, Workload | JobArray]] | None = None,
-    labels_preferred: dict[str, str] | None = None,
-    spread: bool = False,
     wanted_by: datetime | None = None,
     via: str = "web",
+    **placing: Unpack[Placing],
 ) -> Workload:
     """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
+    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs on each host.
 
     ``after`` is earlier work, or whole arrays, that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
     ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed; Conflict when too many
@@ -155,10 +164,9 @@ def submit_job(
     policy.require(actor, "workload.launch", project)
     wish = _job_wish(
         project, pool, now, name=name, command=command, units=units, hosts=hosts, models=models, profile=profile,
-        min_memory_mib=min_memory_mib, min_compute_capability=min_compute_capability, labels_required=labels_required,
-        nvlink=nvlink, type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
+        type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
         most_retries=most_retries, if_member_ends=if_member_ends, reservation=reservation, environment=environment, after=after,
-        labels_preferred=labels_preferred, spread=spread, wanted_by=wanted_by,
+        wanted_by=wanted_by, placing=placing,
     )  # fmt: skip
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
 
@@ -220,23 +228,18 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
         "profile": workload.profile,
         "type": workload.type,
         "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
+        **{name: getattr(workload, name) for name in Placing.__optional_keys__},
     }
     if workload.kind == WorkloadKind.NOTEBOOK:
         return launch_notebook(actor=actor, now=now, via=via, **(given | changes))
     given |= {
         "command": workload.command,
         "hosts": workload.hosts,
-        "min_memory_mib": workload.min_memory_mib,
-        "min_compute_capability": workload.min_compute_capability,
-        "labels_required": dict(workload.labels_required),
-        "nvlink": workload.nvlink,
         "priority": workload.priority,
         "preemptible": workload.preemptible,
         "most_retries": workload.most_retries,
         "if_member_ends": workload.if_member_ends,
         "environment": dict(workload.environment),
-        "labels_preferred": dict(workload.labels_preferred),
-        "spread": workload.spread,
     }
     return submit_job(actor=actor, now=now, via=via, **(given | changes))
 
@@ -353,7 +356,8 @@ def preview_workload(
     ``never`` (``scheduler.services.Never``: why
     it would never start, or None), ``borrowed_slots``, ``quota_effect`` (list of ``scheduler.selectors.QuotaUse``),
     ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
-    None when there is no price), ``currency``. Raises Invalid, NotAllowed.
+    None when there is no price), ``currency``, ``wish`` (a warning, or empty), ``warnings`` (sentences that don't block).
+    Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.launch", project)
     wish = (
@@ -369,18 +373,17 @@ def preview_workload(
 
 def _notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
     names = ("template", "name", "units", "models", "profile", "type", "max_runtime_seconds", "reservation")
-    return {"name": ""} | {name: given.get(name) for name in names if name != "name" or given.get("name")}
+    found = {"name": ""} | {name: given.get(name) for name in names if name != "name" or given.get("name")}
+    return found | {"placing": placing_of(given)}
 
 
 def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "min_memory_mib": 0,
-        "min_compute_capability": 0, "labels_required": None, "nvlink": False, "type": "training", "priority": "normal",
-        "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0, "if_member_ends": "restart",
-        "reservation": None, "environment": None,
-        "after": None, "labels_preferred": None, "spread": False, "wanted_by": None,
+        "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "type": "training",
+        "priority": "normal", "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0,
+        "if_member_ends": "restart", "reservation": None, "environment": None, "after": None, "wanted_by": None,
     }  # fmt: skip
-    return defaults | {name: value for name, value in given.items() if name in defaults}
+    return defaults | {name: value for name, value in given.items() if name in defaults} | {"placing": placing_of(given)}
 
 
 def _notebook_wish(
@@ -396,6 +399,7 @@ def _notebook_wish(
     type: str | None,
     max_runtime_seconds: int | None,
     reservation: Reservation | None,
+    placing: Placing,
 ) -> _Wish:
     checks = Checks()
     if template is not None and template.kind != WorkloadKind.NOTEBOOK:
@@ -416,7 +420,7 @@ def _notebook_wish(
         if template
         else longest
     )
-    ask = _checked_common(checks, project, pool, units=units, models=models, profile=profile)
+    ask = _checked_common(checks, project, pool, units=units, models=models, profile=profile, **placing)
     wish = _Wish(
         kind=WorkloadKind.NOTEBOOK,
         project=project,
@@ -452,10 +456,6 @@ def _job_wish(
     hosts: Any,
     models: Any,
     profile: Any,
-    min_memory_mib: Any,
-    min_compute_capability: Any,
-    labels_required: Any,
-    nvlink: Any,
     type: Any,
     priority: Any,
     preemptible: Any,
@@ -464,17 +464,12 @@ def _job_wish(
     if_member_ends: Any,
     reservation: Reservation | None,
     environment: Any,
+    placing: Placing,
     after: Any = None,
-    labels_preferred: Any = None,
-    spread: Any = False,
     wanted_by: Any = None,
 ) -> _Wish:
     checks = Checks()
-    ask = _checked_common(
-        checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, min_memory_mib=min_memory_mib,
-        min_compute_capability=min_compute_capability, nvlink=nvlink, labels_required=labels_required,
-        labels_preferred=labels_preferred, spread=spread,
-    )  # fmt: skip
+    ask = _checked_common(checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing)
     wish = _Wish(
         kind=WorkloadKind.JOB,
         project=project,
@@ -605,10 +600,12 @@ def _refuse_what_never_starts(actor: User, wish: _Wish, now: datetime) -> None:
 
 
 def warning_of(workload: Workload, viewer: User, now: datetime) -> str:
-    """What a person should know who submitted this just now: that it does not start before its team is granted more. Else empty."""
+    """What a person should know who submitted this just now: that it does not start before its team is granted more, that its hosts
+    would not reach each other. Else empty."""
     names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
     never = _never(now, **{name: getattr(workload, name) for name in (*names, *AskFields.__dataclass_fields__)})
-    return "" if never is None else reasons.never_starts(never.code, never.numbers, viewer)
+    said = [] if never is None else [reasons.never_starts(never.code, never.numbers, viewer)]
+    return " ".join([*said, *network_warnings(workload.pool, workload)])
 
 
 def _never(now: datetime, **columns: Any) -> engine.Never | None:
@@ -658,8 +655,7 @@ def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
     price = money.price_of(pool=wish.pool, models=wish.ask.models_wanted or models_of(wish.pool), now=now)
     per_hour = None if price is None else rounded(price * Decimal(str(gpus)))
     longest = None if price is None else rounded(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
-    columns = wish.ask.columns
-    answer["numbers"] |= reasons.asked_for(answer["code"], columns["models_wanted"], columns["profile"])
+    answer["numbers"] |= reasons.asked_for(answer["code"], wish.ask)
     if answer["code"] == Code.DEPENDENCY and wish.after:
         answer["numbers"]["condition"] = _first_awaited(wish, answer["numbers"])
     return {
@@ -669,6 +665,7 @@ def _preview(actor: User, wish: _Wish, now: datetime) -> dict[str, Any]:
         "longest_cost": longest,
         "currency": money.currency(),
         "wish": _wish_in_words(wish, answer, now),
+        "warnings": network_warnings(wish.pool, wish.ask),
     }
 
 

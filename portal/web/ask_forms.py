@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from django import forms
@@ -15,11 +16,13 @@ from django.utils.safestring import SafeString
 
 from portal import policy
 from portal.models import User
-from portal.selectors import arrays, free, work
+from portal.selectors import arrays, free, hosts, work
 from portal.selectors.free import FreeLine
+from portal.services.asks import MOST_COMPUTE_CAPABILITY, MOST_CPU_MILLI, MOST_MEMORY_MIB
 from portal.services.series import WEEKDAYS
 from portal.templatetags.gpupool import gpu_model, money
 from portal.web.verb_form import VerbForm
+from portal.wording import phrases
 from scheduler.core.model import Priority
 from scheduler.models import JobArray, Pool, Project, Reservation, Workload, WorkloadType
 
@@ -32,6 +35,13 @@ SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400}
 MOST_EARLIER = 50
 MOST_LENGTH = 100_000
 ANY = ""
+# Field of the form: its argument of the services, how many of that one of the field is, and the most.
+SIZES: dict[str, tuple[str, int, int]] = {
+    "cpus": ("cpu_milli", 1000, MOST_CPU_MILLI),
+    "memory": ("memory_mib", 1024, MOST_MEMORY_MIB),
+    "min_memory": ("min_memory_mib", 1024, MOST_MEMORY_MIB),
+    "min_capability": ("min_compute_capability", 10, MOST_COMPUTE_CAPABILITY),
+}
 
 # Service argument: the field that shows what is wrong with it.
 FIELD_OF = {
@@ -40,11 +50,21 @@ FIELD_OF = {
     "models": "target",
     "pool": "target",
     "profile": "target",
-    "min_memory_mib": "target",
+    **{argument: name for name, (argument, _, _) in SIZES.items()},
     "units": "units_other",
     "end": "length",
     "max_runtime_seconds": "length",
 }
+
+
+def _size_field(label: str, example: str) -> forms.DecimalField:
+    """A size that need not be given."""
+    return forms.DecimalField(
+        label=label,
+        required=False,
+        error_messages={"invalid": f"{label} is not a number; allowed: such as {example}, or nothing."},
+        widget=forms.NumberInput(attrs={"class": "input number", "step": "any", "min": "0", "placeholder": "any"}),
+    )
 
 
 @dataclass(frozen=True)
@@ -56,17 +76,20 @@ class Options:
     reservations: dict[str, Reservation]
     currency: str
     earlier: dict[str, Workload | JobArray]  # what a job can wait for
+    beside: str  # the CPU and memory of the hosts, in words
 
     @classmethod
     def of(cls, user: User, now: datetime, currency: str) -> Options:
         """What this person may choose at this moment."""
         projects = policy.launchable_projects(user).select_related("team").order_by("name")
+        lines = free.free_now(user, now)
         return cls(
-            free.free_now(user, now),
+            lines,
             {str(project.pk): project for project in projects},
             {str(row.public_id): row for row in work.open_reservations(user, now)},
             currency,
             {str(row.public_id): row for row in _earlier(user)},
+            _beside_words({line.pool.pk: line.pool for line in lines}),
         )
 
 
@@ -158,6 +181,10 @@ class AskForm(VerbForm):
         label="Rather on hosts with", required=False, max_length=300, help_text="Labels such as rack=r1, with commas."
     )
     spread = forms.BooleanField(label="Spread over hosts that share as little as can be", required=False)
+    cpus = _size_field("CPU cores on each host", "64")
+    memory = _size_field("Memory on each host, GiB", "512")
+    min_memory = _size_field("Memory of each GPU, at least, GiB", "40")
+    min_capability = _size_field("Compute capability, at least", "8.0")
     wanted_by = forms.DateTimeField(
         label="Wanted by",
         required=False,
@@ -193,6 +220,7 @@ class AskForm(VerbForm):
         for name in ("second", "third"):
             fields[name].choices = [("", "Nothing else"), *((model, gpu_model(model)) for model in models)]
         self.earlier = options.earlier
+        self.beside = options.beside
         fields["after"].choices = [("", "No"), *((key, _earlier_words(row)) for key, row in self.earlier.items())]
         fields["reservation"].choices = [
             ("", "No"),
@@ -213,7 +241,20 @@ class AskForm(VerbForm):
         data["pairs"] = self._pairs(data)
         data["preferred"] = self._labels(data, "prefer")
         data["required"] = self._labels(data, "labels")
+        data["sizes"] = {argument: self._size(data, name) for name, (argument, _, _) in SIZES.items()}
         return data
+
+    def _size(self, data: Mapping[str, Any], name: str) -> int:
+        """As the services take it; 0 where nothing is given."""
+        value, (_, factor, most) = data.get(name), SIZES[name]
+        if value is None:
+            return 0
+        size = int((value * factor).to_integral_value(ROUND_HALF_UP)) if 0 < value <= most else 0
+        if not 0 < size <= most:
+            label = self.fields[name].label
+            self.add_error(name, f"{label} is {_typed(value)}; allowed: more than 0, up to {most // factor:,}, or nothing.")
+            return 0
+        return size
 
     def _units(self, data: Mapping[str, Any]) -> int | None:
         if data.get("count") in ("", "other", None):
@@ -227,7 +268,7 @@ class AskForm(VerbForm):
         if "length" in self.errors:
             return None
         if length is None or not 0 < length <= MOST_LENGTH:
-            given = "empty" if length is None else f"{length:f}"[:30]
+            given = "empty" if length is None else _typed(length)
             self.add_error("length", f"For is {given}; allowed: more than 0, up to {MOST_LENGTH:,} {unit}.")
             return None
         return int(length * SECONDS[unit])
@@ -309,12 +350,17 @@ class AskForm(VerbForm):
     def placed(self) -> dict[str, Any]:
         """On how many hosts and on which, of a job or a reservation."""
         data = self.cleaned_data
+        hosts = 1 if data.get("hosts") is None else data["hosts"]
+        return {"hosts": hosts, **self.placing(), "spread": data["spread"]}
+
+    def placing(self) -> dict[str, Any]:
+        """What it needs of its GPUs and of each host, and which it may be, of everything that is asked for."""
+        data = self.cleaned_data
         return {
-            "hosts": 1 if data.get("hosts") is None else data["hosts"],
             "nvlink": data["nvlink"],
             "labels_required": data["required"],
             "labels_preferred": data["preferred"],
-            "spread": data["spread"],
+            **data["sizes"],
         }
 
     @property
@@ -324,8 +370,8 @@ class AskForm(VerbForm):
 
     @property
     def place_is_used(self) -> bool:
-        """The same of the part that says on which hosts."""
-        return self._are_used("labels", "prefer", "spread")
+        """The same of the part that says what of each host, and which."""
+        return self._are_used("labels", "prefer", "spread", *SIZES)
 
     def _are_used(self, *names: str) -> bool:
         return any(self[name].value() or self[name].errors for name in names)
@@ -355,6 +401,7 @@ class AskForm(VerbForm):
         data = self.cleaned_data
         return {
             **self.common(),
+            **self.placing(),
             "type": data["type"] or "interactive",
             "max_runtime_seconds": data["seconds"],
             "reservation": self.reservations.get(data["reservation"]),
@@ -379,6 +426,11 @@ class AskForm(VerbForm):
         }
 
 
+def _typed(number: Decimal) -> str:
+    """A number as a message repeats it; never written out where that would be millions of digits."""
+    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]
+
+
 def _earlier(user: User) -> list[Workload | JobArray]:
     """Jobs and arrays of one's own that have not ended."""
     return [*work.own_open(user).filter(array=None)[:MOST_EARLIER], *arrays.own_open(user)[:MOST_EARLIER]]
@@ -386,6 +438,23 @@ def _earlier(user: User) -> list[Workload | JobArray]:
 
 def _earlier_words(row: Workload | JobArray) -> str:
     return f"{row.name}, all tasks" if isinstance(row, JobArray) else row.name
+
+
+def size_text(name: str, size: int) -> str:
+    """A size as its field holds it; empty for none."""
+    if not size:
+        return ""
+    text = f"{Decimal(size) / SIZES[name][1]:.3f}".rstrip("0").rstrip(".")
+    return f"{size / 10:.1f}" if name == "min_capability" else text
+
+
+def _beside_words(pools: Mapping[int, Pool]) -> str:
+    """``Its hosts have 64 CPU cores and 512 GiB of memory.``, of several pools each. One query; empty where none says."""
+    found = hosts.sizes(pools)
+    subject = "Hosts of {}" if len(pools) > 1 else "The hosts"
+    return " ".join(
+        f"{subject.format(pool.name)} have {phrases.host_sizes(*found[pk])}." for pk, pool in pools.items() if pk in found
+    )
 
 
 def default_name(kind: str, user: User, now: datetime) -> str:
@@ -437,6 +506,7 @@ def values_of(workload: Workload, user: User) -> dict[str, Any]:
         "labels": label_text(workload.labels_required),
         "prefer": label_text(workload.labels_preferred),
         "spread": workload.spread,
+        **{name: size_text(name, getattr(workload, argument)) for name, (argument, _, _) in SIZES.items()},
         "environment": "\n".join(
             f"{name}={value if workload.owner_id == user.pk else ''}" for name, value in workload.environment.items()
         ),

@@ -17,7 +17,7 @@ from portal.questions import asking
 from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, series, workloads
 from portal.templatetags.gpupool import duration, gpu_model, money
-from portal.web.ask_forms import FIELD_OF, AskForm
+from portal.web.ask_forms import FIELD_OF, SIZES, AskForm, size_text
 from portal.web.home_cards import count_of
 from portal.web.queue import way_in_form
 from portal.wording import expected_starts, phrases, reasons
@@ -32,7 +32,8 @@ from telemetry.months import month_of
 WORKING_HOURS = range(8, 20)
 CHART_SPANS = (timedelta(hours=48), timedelta(days=7), timedelta(days=28))
 STEPS = 48
-PLACED = ("hosts", "nvlink", "labels_required", "labels_preferred", "spread")
+PLACING = ("nvlink", "labels_required", "labels_preferred", *(argument for argument, _, _ in SIZES.values()))
+PLACED = ("hosts", *PLACING, "spread")
 CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 
@@ -207,13 +208,14 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "price": _price(form, answer, answer["longest_cost"], text, now),
         "quota": _quota(form, quota_lines(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
     }
-    if answer["wish"]:
-        context["warnings"] = [{"text": answer["wish"]}]
+    also = [{"text": text} for text in filter(None, [answer["wish"], *answer["warnings"]])]
+    context["warnings"] = also
     if answer["never"]:
-        text = reasons.never_starts(answer["never"].code, answer["never"].numbers, user)
-        return context | ({"warnings": [{"text": text}]} if answer["never"].may_be_granted else {"blocks": [{"text": text}]})
+        block = {"text": reasons.never_starts(answer["never"].code, answer["never"].numbers, user)}
+        return context | ({"warnings": [block, *also]} if answer["never"].may_be_granted else {"blocks": [block]})
     if not answer["starts_now"] and answer["expected_start"] is None:
-        context["warnings"] = [{"text": f"It would wait, and nothing known now would start it. {context['reason']}"}]
+        text = f"It would wait, and nothing known now would start it. {context['reason']}"
+        context["warnings"] = [{"text": text}, *also]
     return context
 
 
@@ -326,7 +328,7 @@ def same_elsewhere(form: AskForm) -> Same:
         arguments |= {"start": whole["start"].astimezone(UTC), "end": whole["end"].astimezone(UTC), "why": data["why"]}
         arguments |= _given(whole, ("may_exceed_guarantee", *PLACED))
     elif kind == "notebook":
-        arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]}
+        arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]} | _given(form.placing(), PLACING)
     else:
         whole = form.for_job()
         names = (
@@ -360,6 +362,8 @@ def same_elsewhere(form: AskForm) -> Same:
         in_words = given | {"after": [f"{each['condition']}:{each.get('array') or each['workload']}" for each in given["after"]]}
     if "max_runtime_seconds" in given:
         in_words = in_words | {"max_runtime_seconds": _span_of(given["max_runtime_seconds"])}
+    sizes = {argument: name for name, (argument, _, _) in SIZES.items() if argument in given}
+    in_words = in_words | {argument: size_text(name, given[argument]) for argument, name in sizes.items()}
     return Same(same_request.cli_line(verb, in_words), same_request.api_call(verb, given, base=settings.GPUPOOL_PORTAL_URL))
 
 
@@ -370,6 +374,7 @@ def _given(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         "hosts": 1,
         "nvlink": False,
         "spread": False,
+        **{argument: 0 for argument, _, _ in SIZES.values()},
         "most_retries": 0,
         "if_member_ends": "restart",
     }

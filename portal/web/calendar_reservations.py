@@ -22,10 +22,9 @@ from portal.services import series as series_verbs
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards, jobs, live
 from portal.web.access import carry_out, found, signed_in, viewer
-from portal.web.ask_forms import label_text
 from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
-from portal.wording import phrases, reasons
+from portal.wording import ask_texts, phrases, reasons
 from scheduler.models import Reservation
 from scheduler.states import PROMISED, ReservationState
 
@@ -206,11 +205,7 @@ def _facts(row: Reservation) -> list[dict[str, str]]:
         ("Owner", row.owner.get_full_name() or row.owner.get_username()),
         ("If nothing runs in it", f"released after {duration(row.pool.no_show_seconds)}"),
     ]
-    if row.labels_required:
-        facts.append(("Only on hosts with", label_text(row.labels_required)))
-    if row.labels_preferred or row.spread:
-        wishes = [label_text(row.labels_preferred), "spread over hosts" if row.spread else ""]
-        facts.append(("Rather", ", ".join(filter(None, wishes))))
+    facts += ask_texts.placing_facts(row)
     if row.may_exceed_guarantee:
         facts.append(("Guarantees", "may use what other teams are guaranteed, as approved"))
     return [{"label": label, "value": value} for label, value in facts]

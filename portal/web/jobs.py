@@ -26,7 +26,7 @@ from portal.web.access import carry_out, found, signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
-from portal.wording import expected_starts, reasons, work_states
+from portal.wording import ask_texts, expected_starts, reasons, work_states
 from scheduler import logs
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Run, Workload, WorkloadKind
@@ -376,9 +376,7 @@ def facts_of(piece: Piece, user: User, now: datetime) -> list[dict[str, Any]]:
         facts.append(
             ("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id]))
         )
-    if workload.labels_preferred or workload.spread:
-        wishes = [f"{name}={value}" for name, value in sorted(workload.labels_preferred.items())]
-        facts.append(("Rather", ", ".join([*wishes, *(["spread over hosts"] if workload.spread else [])]), ""))
+    facts += [(label, said, "") for label, said in ask_texts.placing_facts(workload)]
     if workload.wanted_by is not None:
         facts.append(("Wanted by", f"{timezone.localtime(workload.wanted_by):%d %b %Y %H:%M}", ""))
     facts += _after_facts(workload, user)

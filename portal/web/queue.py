@@ -403,7 +403,7 @@ def _csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
         [
             w.public_id, w.position, w.name, w.kind, w.project.team.name, w.owner.get_username(), w.pool.name, home_cards.asked(w),
             w.state, w.queued_at, w.expected_start, w.reason_code,
-            reasons.reason(w.reason_code, w.reason_numbers | reasons.asked_for(w.reason_code, w.models_wanted, w.profile), None),
+            reasons.reason(w.reason_code, w.reason_numbers | reasons.asked_for(w.reason_code, w), None),
         ]
         for w in rows[:50_000].iterator(chunk_size=1000)
     )  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from portal.wording.phrases import Numbers, duration, moment, parsed, readable, weekdays, window
+from portal.wording.phrases import Numbers, cores, duration, gibibytes, moment, parsed, readable, weekdays, window
+from scheduler.models import Reservation, Workload
 from scheduler.recurrence import ClockChange
+
+HOSTS_NAMED = 5
 
 
 def clock_change(change: ClockChange, time_zone: str) -> str:
@@ -62,6 +66,43 @@ def late_for_its_wish(wanted_by: datetime | None, done: datetime | None) -> str:
         return ""
     return f"It is wanted by {moment(wanted_by)} and expected to be done at {moment(done)}, {duration(done - wanted_by)} later."
 
+
+
+def alone_in_the_network(pool: str, hosts: Sequence[str], of: int) -> str:
+    """A warning for work on several hosts: the hosts of the pool, ``of`` in all, whose workloads no other host reaches."""
+    what = "let a job's hosts reach each other over the network (docs/gangs.md)"
+    then = "members that talk to each other, as torchrun and MPI do, will not find each other"
+    if len(hosts) == of:
+        return f"The hosts of {pool} that could run it do not {what}: {then}. Work that shares files only is well there."
+    named = ", ".join(hosts[:HOSTS_NAMED]) + (f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else "")
+    return (
+        f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. Where it gets one of them, {then};"
+        " a label that the others have keeps it to those."
+    )
+
+
+def placing_facts(row: Workload | Reservation) -> list[tuple[str, str]]:
+    """(label, words) of what an ask says beside its GPUs, for a page; what it leaves open is left out."""
+    beside = [cores(row.cpu_milli) if row.cpu_milli else "", gibibytes(row.memory_mib) if row.memory_mib else ""]
+    words = " and ".join(filter(None, beside))
+    capability = f"compute capability {row.min_compute_capability / 10:.1f} or higher" if row.min_compute_capability else ""
+    each = [
+        f"at least {gibibytes(row.min_memory_mib)}" if row.min_memory_mib else "",
+        capability,
+        "in one NVLink group" if row.nvlink else "",
+    ]
+    rather = [_labels(row.labels_preferred), "spread over hosts" if row.spread else ""]
+    found = [
+        ("CPU and memory", f"{words} on each host" if words and row.hosts > 1 else words),
+        ("Each GPU", ", ".join(filter(None, each))),
+        ("Only on hosts with", _labels(row.labels_required)),
+        ("Rather", ", ".join(filter(None, rather))),
+    ]
+    return [(label, said) for label, said in found if said]
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def submission_what(kind: str, payload: Numbers) -> str:

@@ -103,6 +103,23 @@ def counted(number: int, noun: str) -> str:
 
 
 
+def cores(milli: int) -> str:
+    """Thousandths of a core: ``1 CPU core``, ``2.5 CPU cores``."""
+    return f"{milli / 1000:,.10g} CPU core{'' if milli == 1000 else 's'}"
+
+
+def gibibytes(mib: int) -> str:
+    """``64 GiB of memory``; what is no whole GiB with a decimal, less than one in MiB."""
+    return f"{mib} MiB of memory" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB of memory"
+
+
+def host_sizes(least_cpu: int, most_cpu: int, least_memory: int, most_memory: int) -> str:
+    """``64 CPU cores and 512 GiB of memory``, or from the least to the most: ``32 to 64 CPU cores``."""
+    cpu = cores(most_cpu) if least_cpu == most_cpu else f"{least_cpu / 1000:,.10g} to {cores(most_cpu)}"
+    least, most = round(least_memory / 1024), round(most_memory / 1024)
+    return f"{cpu} and {most:,} GiB of memory" if least == most else f"{cpu} and {least:,} to {most:,} GiB of memory"
+
+
 def parsed(value: Any) -> datetime | None:
     if isinstance(value, str):
         return datetime.fromisoformat(value)

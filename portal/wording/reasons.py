@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from portal import policy
 from portal.wording.facts import Facts, Sentence
-from portal.wording.phrases import Numbers, counted, duration, gpus, readable
+from portal.wording.phrases import Numbers, cores, counted, duration, gibibytes, gpus, readable
 from scheduler.models import Workload
 
 # How a dependency has to have ended.
@@ -102,7 +102,7 @@ REASONS: dict[str, Sentence] = {
         if f.get("reservation") and _more_than(f, "of")
         else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
         if f.get("reservation")
-        else f"It needs {_needed(f)}{_free_of_these(f)}."
+        else f"It needs {_needed(f)}{_free_of_these(f)}.{_needed_beside(f)}"
     ),
     "waits_for_eviction": lambda f: (
         f"Room is being made for it: {counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
@@ -232,6 +232,13 @@ def _free_of_these(f: Facts) -> str:
 
 
 
+def _needed_beside(f: Facts) -> str:
+    """Free GPUs are of no use on a host whose CPU or memory others hold."""
+    cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
+    words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
+    return f" On the same host it needs {words} that nobody else has asked for." if words else ""
+
+
 def _more_than(f: Facts, name: str) -> bool:
     """Whether it needs more than the number: then no end of anything makes room for it."""
     need, most = f.get("need"), f.get(name)
@@ -292,6 +299,8 @@ def _too_big(f: Facts) -> str:
     units, largest = f.get("units"), f.get("largest")
     if f.get("hosts_with_labels") == 0:
         return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units and (beside := _too_little_beside(f, units)):
+        return beside
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.several("hosts"):
         return f"No host has the CPU, the memory or the NVLink that it asks for beside {counted(units, 'GPU')}. Ask for less."
     if isinstance(units, int) and isinstance(largest, int) and largest >= units:
@@ -306,6 +315,23 @@ def _too_big(f: Facts) -> str:
         "Ask for fewer on each host."
     )
 
+
+
+def _too_little_beside(f: Facts, units: int) -> str:
+    """Of the CPU and the memory that it asks for beside its GPUs what no host has, with the most that there is. Empty: that is not it."""
+    words = {"cpu_milli": cores, "memory_mib": gibibytes}
+    asked = [(name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)]
+    if not asked:
+        return ""
+    short = [(name, want, most) for name, want, most in asked if want > most]
+    wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
+    beside = f"beside {counted(units, 'GPU')}"
+    subject = f"There are not {f.plain('', 'hosts')} hosts that have" if f.several("hosts") else "No host has"
+    if not short:
+        return f"{subject} {wanted} together {beside}. Ask for less of one of them."
+    most = " and ".join(words[name](most) for name, _, most in short)
+    hosts = f"the most that {f.plain('', 'hosts')} hosts have is" if f.several("hosts") else "the most that one has is"
+    return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
 
 
 def _asked(f: Facts) -> str:
@@ -340,7 +366,7 @@ def why_waits(workload: Workload, viewer: policy.Viewer | None = None) -> str:
 
 def why_numbers(workload: Workload) -> dict[str, Any]:
     """The numbers of why it waits, with what was asked for; of a dependency also how that has to end. A query for such a one only."""
-    numbers = {**workload.reason_numbers, **asked_for(workload.reason_code, workload.models_wanted, workload.profile)}
+    numbers = {**workload.reason_numbers, **asked_for(workload.reason_code, workload)}
     if workload.reason_code == "dependency":
         on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
         numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
@@ -348,9 +374,26 @@ def why_numbers(workload: Workload) -> dict[str, Any]:
 
 
 
-def asked_for(code: str, models: Sequence[str], profile: str) -> dict[str, Any]:
-    """What stands beside the numbers of a code that names GPUs: the models that would do (none: any), and the slice."""
-    return {"wanted": list(models), "profile": profile} if code == "waits_for_units" else {}
+class Asked(Protocol):
+    """What of an ask is said beside a reason."""
+
+    @property
+    def models_wanted(self) -> Sequence[str]: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def cpu_milli(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+
+
+def asked_for(code: str, ask: Asked) -> dict[str, Any]:
+    """What stands beside the numbers of a code that names GPUs: the models that would do (none: any), the slice, and the CPU and
+    memory that each host has to have free beside them."""
+    if code != "waits_for_units":
+        return {}
+    beside = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
+    return {"wanted": list(ask.models_wanted), "profile": ask.profile, **beside}
 
 
 

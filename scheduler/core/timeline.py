@@ -343,9 +343,25 @@ def never_fits(board: Board, ask: Ask, team: int) -> Why | None:
         largest = max(int(fit.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
         hosts = int(board.label_mask(ask.labels).sum())
         return Code.TOO_BIG_FOR_ANY_HOST, numbers(
-            hosts=ask.hosts, hosts_with_labels=hosts, largest=largest, units=ask.units
+            hosts=ask.hosts, hosts_with_labels=hosts, largest=largest, units=ask.units, **_most_beside(board, ask, kinds)
         )
     return None
+
+
+def _most_beside(board: Board, ask: Ask, kinds: list[int]) -> dict[str, int]:
+    """The CPU and memory that it asks for, and the most that as many hosts with its labels and units have; of what is asked for,
+    and where such hosts are known to have less than is endless."""
+    counts = np.max([fit.host_counts(board, kind, board.ground.everything) for kind in kinds], axis=0)
+    there = (counts >= ask.units) & board.label_mask(ask.labels)
+    found: dict[str, int] = {}
+    for name, asked, has in (
+        ("cpu_milli", ask.cpu_milli, board.cpu_whole),
+        ("memory_mib", ask.memory_mib, board.memory_whole),
+    ):
+        most = np.sort(has[there])[::-1][ask.hosts - 1 : ask.hosts]
+        if asked and len(most) and most[0] < NEVER:
+            found |= {name: asked, f"most_{name}": int(most[0])}
+    return found
 
 
 def window_answer(

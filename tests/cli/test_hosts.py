@@ -237,3 +237,69 @@ def test_why_says_how_many_are_not_yours_to_see(gpupool: Gpupool, sign_in: SignI
     sign_in(served_world.vision.member)
     told = done(gpupool, f"why {mine.public_id}")
     assert "1 that you may not see" in told and "1 more" not in told and "secret-llm" not in told
+
+
+def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    Host.objects.filter(name="beta").update(agent_version="")
+    bare = done(gpupool, "host show beta")
+    assert "never joined" in bare and "8 x H100-80GB" in bare and "turned away" not in bare
+    uuids = [gpu.uuid for gpu in served_world.hosts["alpha"].gpus.order_by("index")]
+    reported = {
+        "network": "private", "address": "", "driver_version": "550.54", "cuda_version": "12.4", "users_per_team": True,
+        "limits": ["cpu", "memory"], "notes": ["Workloads reach the metadata address of the cloud."], "diagnostics": ["burn"],
+        "gpus": [{"uuid": uuid, "pcie": "5.0 x16", "links": dict.fromkeys(uuids, "NVLink")} for uuid in uuids],
+    }  # fmt: skip
+    Host.objects.filter(name="alpha").update(
+        hardware={"reported": reported}, agent_version="1.2", boot_id="boot-1", isolation="bubblewrap", cpu_milli=64_000,
+        memory_mib=512 * 1024, simulated=False, disk_full=True, disk_full_since=timezone.now(), labels={"rack": "r1"},
+    )  # fmt: skip
+    engine.note_refused_agent(
+        served_world.hosts["alpha"].pk, reason="a copy of its disk", code="agent_copy", boot_id="boot-2", now=timezone.now()
+    )
+    told = done(gpupool, "host show alpha")
+    for words in (
+        "64 cores, 512 GiB", "550.54, CUDA up to 12.4", "bubblewrap, a user id per team, limits of cpu, memory", "only themselves",
+        "PCIe 5.0 x16", "between GPUs, NVLink", "burn", "rack=r1", "full since", "Can't: Workloads reach the metadata address",
+        "(boot boot-2): a copy of its disk", "gpupool host join alpha",
+    ):  # fmt: skip
+        assert words in told, words
+    assert "boot-1" not in told, "an operator's"
+    sign_in(served_world.operator)
+    assert "boot-1" in done(gpupool, "host show alpha")
+    assert json.loads(done(gpupool, "host show alpha --json"))["refused_agent"]["quarantined"] is True
+    assert gpupool("host", "show", "nowhere").code == 4
+
+
+def test_diagnostics_are_listed_with_their_checks_and_numbers(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    assert "No diagnostic yet" in done(gpupool, "host diagnostics alpha")
+    gpus, now = list(served_world.hosts["alpha"].gpus.order_by("index")), timezone.now()
+    checks = [
+        {"name": "memory", "passed": True, "numbers": {"tested_mib": 70_000}, "detail": ""},
+        {"name": "bandwidth", "passed": False, "numbers": {"gigabytes_a_second": 11.25}, "detail": "too slow"},
+        {"name": "power", "passed": None, "numbers": {}, "detail": ""},
+    ]
+    for gpu, state, found, detail in ((gpus[0], "failed", checks, ""), (gpus[1], "failed", [], "no tool for it")):
+        Diagnostic.objects.create(
+            host=served_world.hosts["alpha"], gpu=gpu, why="periodic", state=state, tool="own", checks=found, detail=detail,
+            created_at=now, ended_at=now,
+        )  # fmt: skip
+    told = done(gpupool, "host diagnostics alpha")
+    for words in ("tested mib 70000", "gigabytes a second 11.25", "failed too slow", "measured", "no tool for it"):
+        assert words in told, words
+    assert "too slow" not in done(gpupool, "host diagnostics alpha --gpu 1")
+
+
+def test_every_hardware_event_is_listed_not_the_last_twenty(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    for number in range(23):
+        HealthEvent.objects.create(
+            host=served_world.hosts["alpha"], event_id=str(number), source="nvml", code=f"xid:{100 + number}",
+            detail=f"row {number}, pid=4711, name=train", at=timezone.now(), received_at=timezone.now(),
+        )  # fmt: skip
+    told = done(gpupool, "host events alpha")
+    assert all(f"xid:{100 + number}" in told for number in range(23)) and "4711" not in told
+    assert "xid:100" not in done(gpupool, "host health alpha")

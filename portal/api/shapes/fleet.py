@@ -8,11 +8,12 @@ from typing import Any, cast
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from portal import policy
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, slug_field
 from portal.models import AuditEvent
-from portal.selectors import host_events
-from portal.selectors.hosts import state_of
+from portal.selectors import host_events, repairs
+from portal.selectors.hosts import refused_agent, state_of
 from portal.wording.host_texts import HAPPENS, VERBS
 from scheduler.isolation import LEVELS, lacking
 from scheduler.models import Host
@@ -71,6 +72,9 @@ class HostShape(Ser):
     revoked_why = serializers.SerializerMethodField()
     last_sync_at = serializers.DateTimeField(allow_null=True)
     gpus = serializers.SerializerMethodField()
+    cpu_milli = serializers.IntegerField(help_text="thousandths of a core; 0: not known")
+    memory_mib = serializers.IntegerField(help_text="0: not known")
+    disk_full_since = serializers.DateTimeField(allow_null=True, help_text="it starts nothing new meanwhile; null: it has room")
 
     @extend_schema_field(serializers.ChoiceField(choices=STATES))
     def get_state(self, host: Host) -> str:
@@ -107,6 +111,89 @@ class HostShape(Ser):
     def get_gpus(self, host: Host) -> list[str]:
         """The models of its GPUs, by index."""
         return [gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None]
+
+
+class RefusedAgentShape(Ser):
+    at = serializers.DateTimeField()
+    reason = serializers.CharField()
+    boot_id = serializers.CharField(help_text="of the machine that it runs on; empty: not known")
+    quarantined = serializers.SerializerMethodField(help_text="two agents speak as this host: a person has to end one of them")
+
+    def get_quarantined(self, kept: dict[str, Any]) -> bool:
+        """It is given no work and hears no orders."""
+        return bool(kept.get("code"))
+
+
+class WayShape(Ser):
+    way = serializers.CharField(help_text="such as NVLink")
+    gpus = serializers.CharField(help_text="pairs of indices; all: each with each")
+
+
+class OfGpusShape(Ser):
+    gpus = serializers.CharField(help_text="indices; empty: what all have")
+    words = serializers.CharField(help_text="its links, its PCIe lanes, its NUMA node")
+
+
+class AgentShape(Ser):
+    version = serializers.CharField(help_text="empty: it never joined")
+    boot_id = serializers.CharField(help_text="for operators; empty for others")
+    notes = serializers.ListField(child=serializers.CharField(), help_text="what the host can't do, in words")
+    network = serializers.CharField(help_text="of workloads: private, internet or host; empty: not known")
+    address = serializers.CharField(help_text="where workloads of other hosts reach those of this one; empty: nowhere known")
+    driver_version = serializers.CharField(help_text="empty where it is simulated, too")
+    cuda_version = serializers.CharField(help_text="the newest that the driver supports")
+    users_per_team = serializers.BooleanField(help_text="each team's work runs as a user of its own")
+    limits = serializers.ListField(child=serializers.CharField(), help_text="that it sets per workload: cpu, memory, pids, devices")
+    diagnostics = serializers.ListField(child=serializers.CharField(), help_text="names of the operator's own")
+
+
+class HostDetail(HostShape):
+    agent = serializers.SerializerMethodField(help_text="what it says of the host")
+    refused_agent = serializers.SerializerMethodField(help_text="the last that was turned away as this host since it joined")
+    between_gpus = serializers.SerializerMethodField(help_text="how they reach each other")
+    of_gpus = serializers.SerializerMethodField(help_text="what each has")
+
+    @extend_schema_field(AgentShape)
+    def get_agent(self, host: Host) -> Any:
+        """As it reported last."""
+        told = dict(host.hardware.get("reported") or {})
+        if host.simulated:
+            told |= {"driver_version": "", "cuda_version": ""}
+        knows = policy.may(self.context["user"], "host.change")
+        words = ("network", "address", "driver_version", "cuda_version")
+        return AgentShape(
+            {
+                "version": host.agent_version,
+                "boot_id": host.boot_id if knows else "",
+                "users_per_team": bool(told.get("users_per_team")),
+                **{name: told.get(name) or "" for name in words},
+                **{name: told.get(name) or [] for name in ("notes", "limits", "diagnostics")},
+            }
+        ).data
+
+    @extend_schema_field(RefusedAgentShape(allow_null=True))
+    def get_refused_agent(self, host: Host) -> Any:
+        """Where and why."""
+        kept = refused_agent(host)
+        return RefusedAgentShape({"boot_id": "", **kept}).data if kept else None
+
+    @extend_schema_field(WayShape(many=True))
+    def get_between_gpus(self, host: Host) -> Any:
+        """The ways that there are."""
+        return [{"way": way, "gpus": pairs} for way, pairs in repairs.ways(self._health(host))]
+
+    @extend_schema_field(OfGpusShape(many=True))
+    def get_of_gpus(self, host: Host) -> Any:
+        """What all have alike first."""
+        return [{"gpus": gpus, "words": words} for gpus, words in repairs.topology(self._health(host))]
+
+    def _health(self, host: Host) -> list[repairs.GpuHealth]:
+        """Asked once per answer."""
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "health" not in context:
+            context["health"] = repairs.gpus(host)
+        found: list[repairs.GpuHealth] = context["health"]
+        return found
 
 
 class IsolationWish(Strict):

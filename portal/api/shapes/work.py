@@ -38,6 +38,14 @@ class WorkloadShape(Ser):
     hosts = serializers.IntegerField()
     models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
     profile = serializers.CharField()
+    min_memory_mib = serializers.IntegerField(help_text="of each GPU; 0: any")
+    min_compute_capability = serializers.IntegerField(help_text="80 is 8.0; 0: any")
+    nvlink = serializers.BooleanField()
+    labels_required = serializers.DictField(child=serializers.CharField())
+    labels_preferred = serializers.DictField(child=serializers.CharField())
+    spread = serializers.BooleanField()
+    cpu_milli = serializers.IntegerField(help_text="thousandths of a core on each host; 0: not limited")
+    memory_mib = serializers.IntegerField(help_text="on each host; 0: not limited")
     command = serializers.CharField()
     priority = serializers.SerializerMethodField()
     preemptible = serializers.BooleanField()
@@ -216,15 +224,6 @@ class _AskWish(Strict):
     profile = serializers.CharField(max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs")
 
 
-class NotebookWish(_AskWish):
-    template = slug_field(required=False, allow_null=True)
-    name = name_field(required=False, allow_blank=True)
-    units = count_field(1, required=False)
-    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
-    max_runtime_seconds = count_field(1, required=False)
-    reservation = serializers.UUIDField(required=False, allow_null=True)
-
-
 class AfterWish(Strict):
     workload = serializers.UUIDField(required=False, help_text="earlier work that you may see")
     array = serializers.UUIDField(
@@ -247,14 +246,27 @@ class AfterWish(Strict):
 class PlacedWish(_AskWish):
     """Where it has to be, and where it would rather be."""
 
-    min_memory_mib = count_field(0, required=False)
-    min_compute_capability = count_field(0, required=False)
-    nvlink = serializers.BooleanField(required=False)
+    min_memory_mib = count_field(0, required=False, help_text="of each GPU")
+    min_compute_capability = count_field(0, required=False, help_text="80 is 8.0")
+    nvlink = serializers.BooleanField(required=False, help_text="all units of a host in one NVLink group")
     labels_required = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
     labels_preferred = serializers.DictField(
         child=serializers.CharField(max_length=63), required=False, help_text="hosts with more of them come first"
     )
     spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
+    cpu_milli = count_field(
+        0, required=False, help_text="thousandths of a core beside the units of each host; 0: not limited and not counted"
+    )
+    memory_mib = count_field(0, required=False, help_text="beside the units of each host; 0: not limited and not counted")
+
+
+class NotebookWish(PlacedWish):
+    template = slug_field(required=False, allow_null=True)
+    name = name_field(required=False, allow_blank=True)
+    units = count_field(1, required=False)
+    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
+    max_runtime_seconds = count_field(1, required=False)
+    reservation = serializers.UUIDField(required=False, allow_null=True)
 
 
 class JobWish(PlacedWish):
@@ -308,6 +320,15 @@ class ArrayShape(Ser):
     def get_project(self, array: JobArray) -> str:
         """team/project."""
         return f"{array.project.team.slug}/{array.project.slug}"
+
+
+class SubmittedArray(ArrayShape):
+    warning = serializers.SerializerMethodField(help_text="as of a job that was submitted; of each of its tasks")
+
+    def get_warning(self, array: JobArray) -> str:
+        """In words."""
+        first = array.tasks.select_related("pool", "project__team", "owner", "reservation").order_by("pk")[0]
+        return workloads.warning_of(first, self.context["user"], self.context["now"])
 
 
 class CancelledTasks(Ser):
@@ -371,7 +392,9 @@ class PastStartsShape(Ser):
 
 
 class Submitted(WorkloadShape):
-    warning = serializers.SerializerMethodField(help_text="why it will not start before somebody grants more; else empty")
+    warning = serializers.SerializerMethodField(
+        help_text="why it will not start before somebody grants more, or its hosts would not reach each other; else empty"
+    )
 
     def get_warning(self, workload: Workload) -> str:
         """In words."""
@@ -394,6 +417,7 @@ class PreviewShape(Ser):
     longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     currency = serializers.CharField()
     wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
+    warnings = serializers.ListField(child=serializers.CharField(), help_text="what is worth a second look and blocks nothing")
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:

@@ -411,6 +411,12 @@ def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
     assert client.get(place).json()["text"] == "hello\nworld\n"
     assert client.get(f"{place}?offset=6").json() == {"text": "world\n", "next_offset": 12, "ended": False}
     assert client.get(f"{place}?offset=-1").status_code == 400
+    beyond = client.get(f"{place}?rank=1")
+    assert beyond.status_code == 400 and "allowed for train: 0: it runs on one host" in beyond.json()["errors"][0]["message"]
+    Workload.objects.update(hosts=3)
+    assert client.get(f"{place}?rank=2").status_code == 200
+    beyond = client.get(f"{place}?rank=3")
+    assert beyond.json()["errors"][0]["field"] == "rank" and "allowed for train: 0 to 2." in beyond.json()["errors"][0]["message"]
 
 
 def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None:

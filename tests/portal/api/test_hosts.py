@@ -14,7 +14,7 @@ from portal.models import AuditEvent
 from portal.services import host_effects
 from scheduler import leases
 from scheduler.models import Host, JoinToken, MaintenanceWindow, Reservation, Run, Storage, Workload
-from telemetry.models import HealthRule
+from telemetry.models import HealthEvent, HealthRule
 from tests.portal.api.conftest import Client
 from tests.portal.web.work_samples import reserve, run_job
 from tests.world import World
@@ -267,3 +267,40 @@ def test_a_word_that_is_no_choice_is_answered_with_those_that_are(today_world: W
     assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
     (field,) = said(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
     assert field["message"] == "why is 'new': is no field here; allowed: none."
+
+
+def test_one_host_says_what_its_page_says(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    bare = client.get(f"{HOSTS}alpha/").json()
+    assert bare["refused_agent"] is None and bare["disk_full_since"] is None and bare["agent"]["notes"] == []
+    reported = {"driver_version": "550.54", "network": "host", "address": "10.0.0.1", "notes": ["No limits of cpu."], "gpus": []}
+    Host.objects.filter(name="alpha").update(
+        hardware={"reported": reported}, agent_version="1.2", boot_id="boot-1", simulated=False,
+        disk_full=True, disk_full_since=today_world.now,
+        refused_agent={"reason": "somebody else", "at": today_world.now.isoformat(), "code": "", "instance": "", "boot_id": ""},
+    )  # fmt: skip
+    told = client.get(f"{HOSTS}alpha/").json()
+    assert told["agent"]["driver_version"] == "550.54" and told["agent"]["notes"] == ["No limits of cpu."]
+    assert (told["agent"]["network"], told["agent"]["address"], told["agent"]["boot_id"]) == ("host", "10.0.0.1", "")
+    assert told["refused_agent"]["reason"] == "somebody else" and told["refused_agent"]["quarantined"] is False
+    assert parse_datetime(told["disk_full_since"]) == today_world.now
+    assert client_of(today_world.operator).get(f"{HOSTS}alpha/").json()["agent"]["boot_id"] == "boot-1"
+    Host.objects.filter(name="alpha").update(simulated=True)
+    assert client.get(f"{HOSTS}alpha/").json()["agent"]["driver_version"] == "", "of a driver that is not asked"
+
+
+def test_hardware_events_come_in_pages(today_world: World, client_of: Client) -> None:
+    for number in range(3):
+        HealthEvent.objects.create(
+            host=today_world.hosts["alpha"], event_id=str(number), source="nvml", code=f"xid:{100 + number}",
+            detail="row 7, pid=4711, name=train", at=today_world.now + timedelta(seconds=number), received_at=today_world.now,
+        )  # fmt: skip
+    client = client_of(today_world.vision.member)
+    with CaptureQueriesContext(connection) as asked:
+        page = client.get(f"{HOSTS}alpha/events/?page_size=2").json()
+    assert page["count"] == 3 and [row["code"] for row in page["results"]] == ["xid:102", "xid:101"]
+    assert "4711" not in str(page)
+    assert [row["code"] for row in client.get(f"{HOSTS}alpha/events/?page_size=2&page=2").json()["results"]] == ["xid:100"]
+    with CaptureQueriesContext(connection) as all_of_them:
+        client.get(f"{HOSTS}alpha/events/")
+    assert len(all_of_them) == len(asked)

@@ -73,6 +73,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/cancel/"): ({"window": 1}, (403, 403, 403, 404, 404, 400, 403, 403)),
     ("GET", "hosts/{name}/health/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "hosts/{name}/events/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/{name}/diagnostics/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("POST", "hosts/{name}/diagnose/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 202, 403, 403)),
     ("GET", "hosts/{name}/geometry/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),

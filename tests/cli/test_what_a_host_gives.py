@@ -1,0 +1,93 @@
+"""From the command line: CPU, memory and abilities of GPUs that are asked for, and the log of each member of a gang."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+import pytest
+
+from cli.words import Capability, Cores, Memory
+from scheduler import logs
+from scheduler.models import Host, Reservation, Run, Workload
+from tests.cli.conftest import Gpupool
+from tests.cli.test_cli import SignIn
+from tests.cli.test_what_can_be_asked import done
+from tests.world import World
+
+GIB = 1024
+NEEDS = "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --nvlink --label rack=r1 --prefer site=north"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Cores(), "8", 8000), (Cores(), "2.5", 2500), (Cores(), "0", None), (Cores(), "-1", None), (Cores(), "1e9", None),
+        (Cores(), "many", None), (Memory(), "64", 64 * GIB), (Memory(), "64G", 64 * GIB), (Memory(), "64GiB", 64 * GIB),
+        (Memory(), "512m", 512), (Memory(), "1.5T", 1536 * GIB), (Memory(), "0", None), (Memory(), "64 bananas", None),
+        (Memory(), "9" * 40, None), (Capability(), "8.0", 80), (Capability(), "9", 90), (Capability(), "8.9", 89),
+        (Capability(), "sm_80", None), (Capability(), "8.99", None),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_as_people_write_them(kind: click.ParamType[int], text: str, value: int | None) -> None:
+    if value is not None:
+        assert kind.convert(text, None, None) == value
+        return
+    with pytest.raises(click.BadParameter, match="allowed"):
+        kind.convert(text, None, None)
+
+
+def test_notebooks_jobs_and_reservations_say_what_they_need(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    Host.objects.filter(name="alpha").update(labels={"rack": "r1"}, cpu_milli=64_000, memory_mib=512 * GIB)
+    Host.objects.exclude(name="alpha").update(cpu_milli=32_000, memory_mib=512 * GIB)
+    done(gpupool, f"job run --pool shared --gpus 2 {NEEDS} --name job -- true")
+    done(gpupool, f"notebook launch --pool shared --gpus 2 {NEEDS} --name notebook")
+    done(gpupool, f"reservation create --pool shared --gpus 2 {NEEDS} --name window --start 'tomorrow 09:00' --for 2h")
+    rows: list[Workload | Reservation] = [*Workload.objects.all(), Reservation.objects.get()]
+    assert len(rows) == 3
+    for row in rows:
+        assert (row.cpu_milli, row.memory_mib, row.min_memory_mib) == (2500, 64 * GIB, 40 * GIB)
+        assert (row.min_compute_capability, row.nvlink) == (90, True)
+        assert (row.labels_required, row.labels_preferred) == ({"rack": "r1"}, {"site": "north"})
+    shown = done(gpupool, "show job")
+    assert "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher, one NVLink group, rack=r1" in shown
+    refused = gpupool(*shlex.split("job run --pool shared --gpus 2 --cpus 96 --name big -- true"))
+    assert refused.code == 1 and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
+    late = "job run --pool shared --gpus 1 --wanted-by 'tomorrow 00:00' --max-runtime 7d --dry-run -- true"
+    assert "It is wanted by" in done(gpupool, late)
+
+
+def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.vision.member)
+    done(gpupool, "job run --pool shared --gpus 1 --hosts 2 --name gang -- true")
+    gang = Workload.objects.get()
+    for rank, name in enumerate(("alpha", "beta")):
+        run = Run.objects.create(
+            workload=gang, attempt=1, rank=rank, host=served_world.hosts[name], generation=1, placed_at=served_world.now,
+            state="ended",
+        )  # fmt: skip
+        logs.append(run.public_id, 0, f"I am {rank}\n")
+    Workload.objects.filter(pk=gang.pk).update(state="ended", outcome="finished", attempt=1)
+    assert done(gpupool, "job logs gang") == "I am 0\n"
+    assert done(gpupool, "job logs gang --rank 1") == "I am 1\n"
+    assert done(gpupool, "job logs gang --rank 1 --follow") == "I am 1\n"
+    for line in ("job logs gang --rank 2", "job logs gang --rank 2 -f"):
+        refused = gpupool(*shlex.split(line))
+        assert refused.code == 2 and "--rank 2 of gang; allowed: 0 to 1." in refused.err
+
+
+def test_a_gang_whose_hosts_would_not_reach_each_other_is_warned_of(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.vision.member)
+    Host.objects.update(hardware={"reported": {"gpus": [], "network": "private"}})
+    words = "do not let a job's hosts reach each other over the network"
+    for line in (
+        "job run --pool shared --gpus 1 --hosts 2 --dry-run --name gang -- true",
+        "job run --pool shared --gpus 1 --hosts 2 --name gang -- true",
+        "job run --pool shared --gpus 1 --hosts 2 --array 0-1 --name gangs -- true",
+        "reservation create --pool shared --gpus 1 --hosts 2 --start 'tomorrow 09:00' --for 1h --dry-run",
+    ):
+        assert words in done(gpupool, line)
+    assert words not in done(gpupool, "job run --pool shared --gpus 1 --dry-run --name one -- true")
