@@ -4,6 +4,9 @@ Ended is only what is surely neither ours nor the system's: a process of an ordi
 no agent, is no service of the system, and was there at two looks. What it is, is told by what it can't choose itself: its user,
 its parents and its control group, never by its name, its program or its environment. TERM first, KILL after a while, over a file
 descriptor of the process, so that nobody else with the same pid is met.
+
+Of a workload that uses a GPU which its run does not hold no single process is ended: the run is, with its notice and its grace. It
+needs no open door for that where another run of its owner has handed it a device that it had open.
 """
 
 from __future__ import annotations
@@ -44,6 +47,10 @@ class Known:
     team_users: Range | None = None
     in_groups: Callable[[], set[int]] = set
 
+    def keeps_apart(self, found: GpuProcess) -> bool:
+        """Is it known on whose unit this process is? Of several runs that take turns on one GPU nobody can tell."""
+        return found.unit == found.gpu or found.unit.startswith("MIG-")
+
     def run_of(self, process: processes.Process) -> str:
         """The run that a process belongs to, by what was seen or by its ancestors; empty for none."""
         for use in self.uses.values():
@@ -57,12 +64,14 @@ class Strays:
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
+        self.trespassing: dict[str, str] = {}  # run -> the GPU that it uses and does not hold, where the pool ends that
         self._asked: dict[Key, float] = {}
 
     def look(self, found: Iterable[GpuProcess], known: Known, *, action: str, now: float) -> bool:
         """Whether anything is other than at the last look. ``now``: a clock that only goes forward."""
         before, own = {_key(stray) for stray in self.seen}, set(known.ours)
         strays: dict[Key, StraySeen] = {}
+        self.trespassing = {}
         for each in found:
             use = known.uses.get(each.unit)
             if each.pid in own or (use is not None and each.pid in use.pids):
@@ -74,7 +83,10 @@ class Strays:
             run = known.run_of(process)
             if run and run == known.holders.get(each.unit):
                 continue
-            done = self._deal_with(key, process, run, key in before, action, known, now)
+            if run and known.keeps_apart(each):
+                done = self._deal_with_run(key, run, key in before, action)
+            else:
+                done = self._deal_with(key, process, run, key in before, action, known, now)
             strays[key] = StraySeen(
                 each.gpu, each.pid, process.start_ticks, _user(each.pid), process.name[:64], each.memory_mib, run, done
             )
@@ -84,6 +96,14 @@ class Strays:
         if is_news:
             self.seen = fresh
         return is_news
+
+    def _deal_with_run(self, key: Key, run: str, seen_before: bool, action: str) -> str:
+        if action != "end":
+            return ""
+        if not seen_before:
+            return "its workload is stopped if it stays"
+        self.trespassing[run] = key[0]
+        return "its workload is stopped"
 
     def _deal_with(
         self, key: Key, process: processes.Process, run: str, seen_before: bool, action: str, known: Known, now: float

@@ -15,6 +15,7 @@ from agent.declared import declared_load
 from agent.meter import Meter, Use
 from agent.notebook import watch
 from agent.protocol import SampleRow
+from agent.reconcile import Stop
 from agent.reporting import News
 from agent.run import Run
 from agent.runs import Runs
@@ -87,6 +88,12 @@ class Watch:
         known = Known(uses, holders, shims, self._own(), self._runs.tenants.numbers, self._runs.cgroups.everybody)
         if self._strays.look(self._meter.processes(), known, action=self.stray_action, now=time.monotonic()):
             self._news.note_strays(self._strays.seen)
+        for name, gpu in self._strays.trespassing.items():
+            run = self._runs.runs.get(name)
+            if run is not None and run.state in ("starting", "running"):
+                log.warning("run %s is stopped: it uses %s, which it does not hold", name, gpu)
+                why = f"stopped: it used {gpu}, which it did not hold"
+                self._runs.stop(Stop(name, "cancelled", run.held().grace_seconds, whatever=True, why=why))
 
     async def _watch_events(self) -> None:
         for event in await self._meter.earlier(time.time()):

@@ -19,7 +19,7 @@ from agent.protocol import StraySeen
 from agent.simulated_nvml import plant_stray
 from agent.strays import Known, Strays, is_service
 from agent.tenants import Range
-from tests.agent.conftest import MakeAgent, job
+from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 PERSON = 4242
@@ -118,15 +118,46 @@ def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> 
         shim.wait()
 
 
-def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_and_left_alone(start: Starts) -> None:
+def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_which_is_stopped_at_the_second_look(
+    start: Starts,
+) -> None:
     pid = start()
     found = Strays()
     use = Use("run-1", frozenset({pid}), 0.0, 1)
-    for now in (1.0, 2.0):
+    for action in ("report", "warn"):
+        for now in (1.0, 2.0):
+            found.look([on_gpu(pid)], Known({"GPU-2": use}), action=action, now=now)
+        assert (found.seen[0].run, found.seen[0].done, found.trespassing) == ("run-1", "", {})
+    found = Strays()
+    looks = ((1.0, "its workload is stopped if it stays", {}), (2.0, "its workload is stopped", {"run-1": "GPU-1"}))
+    for now, said, stopped in looks:
         found.look([on_gpu(pid)], Known({"GPU-2": use}), action="end", now=now)
-    (seen,) = found.seen
-    assert (seen.run, seen.done) == ("run-1", "left alone: it belongs to a workload")
-    assert processes.look(pid) is not None
+        assert (found.seen[0].run, found.seen[0].done, found.trespassing) == ("run-1", said, stopped)
+    assert processes.look(pid) is not None, "it ends with its run, which is told first"
+    found.look([], Known(), action="end", now=3.0)
+    assert found.trespassing == {}
+
+
+def test_where_several_runs_take_turns_on_a_gpu_nobody_is_stopped_for_it(start: Starts) -> None:
+    pid = start()
+    found, use = Strays(), Use("run-1", frozenset({pid}), 0.0, 1)
+    for now in (1.0, 2.0):
+        found.look([on_gpu(pid, "share-1-of-GPU-1")], Known({"share-2-of-GPU-1": use}), action="end", now=now)
+    assert (found.seen[0].done, found.trespassing) == ("left alone: it belongs to a workload", {})
+
+
+async def test_a_run_that_uses_a_gpu_it_does_not_hold_is_stopped_and_the_next_tenant_has_it(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    """As one does that was handed an open device by another run of its owner: no folder and no lock keeps it from that."""
+    edge.stray_action = "end"
+    await edge.want(job("sleep 300 & echo $!; wait", units=[agent.units[1]]))
+    await edge.until(lambda: edge.log("run-1").endswith("\n"))
+    plant_stray(agent.state, 0, int(edge.log("run-1")))
+    await edge.want(job("exit 0", generation=2, units=[agent.units[0]]))
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.outcome == "cancelled" and "which it did not hold" in ended.step
+    assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
 @as_somebody_else
