@@ -182,8 +182,10 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """GPUs that are not reported any more go, and count as missing; one that is held is quarantined until it is free. False when one
-    had to stay."""
+    """GPUs that are not reported any more go, and count as missing; one that is held is quarantined until it is free.
+
+    False when one had to stay.
+    """
     applied = True
     for gpu in known.values():
         if gpu.uuid in seen or gpu.retired_at is not None or gpu.host_id != host.pk:

@@ -102,7 +102,8 @@ def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
 
 
 def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
-    assert "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in press(world, "explode", gpu=1)
+    told = press(world, "explode", gpu=1)
+    assert "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in told
     assert "gpu is &#x27;99&#x27;; allowed: 0" in press(world, "diagnose", gpu=99)
 
 
