@@ -35,7 +35,7 @@ log = logging.getLogger("agent")
 
 BRING_ABOUT_SECONDS = 2.0  # well within a lease
 LOOK_SECONDS = 0.2  # how often the shims' files are read
-READ_AGAIN_SECONDS = 5.0  # GPUs that could not be read
+READ_AGAIN_SECONDS, SELDOM_SECONDS = 5.0, 30.0  # GPUs that could not be read, and that still can't
 SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 
@@ -378,10 +378,13 @@ class Agent:
 
     async def _read_again(self) -> None:
         """GPUs that could not be read, until they can."""
+        pause = READ_AGAIN_SECONDS
         while True:
-            await asyncio.sleep(READ_AGAIN_SECONDS)
+            await asyncio.sleep(pause)
             if self._geometries.busy or not (self._hardware.unread or self._hardware.lost):
+                pause = READ_AGAIN_SECONDS
                 continue
+            pause = min(SELDOM_SECONDS, 2 * pause)
             try:
                 hardware = await self.meter.hardware()
             except NoAnswer as problem:

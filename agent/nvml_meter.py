@@ -67,8 +67,10 @@ class NvmlMeter:
 
     async def hardware(self) -> Hardware:
         known = self._known.hardware
-        is_first = known is not None and not self._has_answered
-        answer = await self._ask("hardware", KNOWN_DEADLINE_SECONDS if is_first else START_DEADLINE_SECONDS)
+        deadline = START_DEADLINE_SECONDS
+        if known is not None:  # it can be asked once more: nobody waits for long
+            deadline = self._deadline if self._has_answered else KNOWN_DEADLINE_SECONDS
+        answer = await self._ask("hardware", deadline)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
         versions = answer["driver_version"], answer["cuda_version"]
         offers = {

@@ -72,7 +72,7 @@ async def test_a_gpu_that_is_lost_keeps_no_agent_from_its_other_gpus(
     await edge.until_state("run-4", "running")
     await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
     says.unlink()
-    await edge.until_state("run-3", "running")
+    await edge.until_state("run-3", "running", 120.0)
     assert "GPU 1 can't be read" not in notes(edge), "what was read again is said again"
 
 
@@ -92,7 +92,7 @@ async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_no
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
     says.unlink()
-    await edge.until_state("run-3", "running")
+    await edge.until_state("run-3", "running", 120.0)
     assert "NOTHING STARTS" not in notes(edge)
 
 
