@@ -277,8 +277,10 @@ def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datet
         try:
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
         except engine.Refused as refused:
-            # Somebody else extended it meanwhile.
-            words = f"{workload.name} was extended just now, so this is too much. {reasons.reason(refused.code, refused.numbers)}"
+            # Somebody else extended it meanwhile, or its GPUs are promised.
+            late = refused.code == Code.OVER_RUNTIME_CAP
+            what = "was extended just now, so this is too much" if late else "can't be extended so far"
+            words = f"{workload.name} {what}. {reasons.reason(refused.code, refused.numbers)}"
             raise Conflict(words, field="seconds", code=refused.code, numbers=refused.numbers) from None
         if not extended:
             raise Conflict(f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead.")

@@ -102,7 +102,7 @@ REASONS: dict[str, Sentence] = {
         if f.get("reservation") and _more_than(f, "of")
         else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
         if f.get("reservation")
-        else f"It needs {_needed(f)}{_free_of_these(f)}.{_needed_beside(f)}"
+        else f"It needs {_needed(f)}{_free_of_these(f)}.{_needed_beside(f)}{_room_later(f)}"
     ),
     "waits_for_eviction": lambda f: (
         f"Room is being made for it: {counted(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
@@ -158,6 +158,14 @@ REASONS: dict[str, Sentence] = {
     ),
     "extension_blocked": lambda f: (
         f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {_in_the_way(f)}. Reserve the time after it beside it."
+    ),
+    "more_time_blocked": lambda f: (
+        f"It holds its GPUs until its limit, and {_counts_on_them(f)}{f.time(' from ', 'start')} on. "
+        + (
+            f"It can be extended{f.time(' until ', 'latest')} at most."
+            if f.get("latest") != f.get("limit")
+            else "It can't be extended at all; start it again later, or as a preemptible job."
+        )
     ),
     # how it ended
     "finished": lambda f: "It finished.",
@@ -232,6 +240,15 @@ def _free_of_these(f: Facts) -> str:
 
 
 
+def _room_later(f: Facts) -> str:
+    """When those can be told to go who have not run for the pool's minimum."""
+    young = f.get("young")
+    if not young:
+        return ""
+    have = f"{counted(int(young), 'workload')} {'has' if young == 1 else 'have'}"
+    return f" Room can be made for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum and may be told to go."
+
+
 def _needed_beside(f: Facts) -> str:
     """Free GPUs are of no use on a host whose CPU or memory others hold."""
     cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
@@ -278,6 +295,16 @@ def _in_the_way(f: Facts) -> str:
     ]
     return " and ".join(word for word in words if word) or "others are promised them"
 
+
+
+def _counts_on_them(f: Facts) -> str:
+    """Who needs the GPUs of what would run for longer. Whose reservations they are is nobody else's business."""
+    promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
+    words = [
+        f"{counted(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them" if promised else "",
+        "maintenance of its host is planned" if serviced else "",
+    ]
+    return " and ".join(filter(None, words)) or "others count on them"
 
 
 def _full_disks(hosts: list[str], full: int) -> str:
@@ -327,6 +354,8 @@ def _too_little_beside(f: Facts, units: int) -> str:
     wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
     beside = f"beside {counted(units, 'GPU')}"
     subject = f"There are not {f.plain('', 'hosts')} hosts that have" if f.several("hosts") else "No host has"
+    if not short and len(asked) < 2:
+        return ""
     if not short:
         return f"{subject} {wanted} together {beside}. Ask for less of one of them."
     most = " and ".join(words[name](most) for name, _, most in short)

@@ -52,6 +52,8 @@ class Code(StrEnum):
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
     EXTENSION_BLOCKED = "extension_blocked"
+    # why running work may not stay for longer
+    MORE_TIME_BLOCKED = "more_time_blocked"
     # why a reservation that has begun has no units
     RESERVED_UNITS_MISSING = "reserved_units_missing"
     RESERVED_UNITS_IN_USE = "reserved_units_in_use"

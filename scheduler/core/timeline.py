@@ -349,19 +349,21 @@ def never_fits(board: Board, ask: Ask, team: int) -> Why | None:
 
 
 def _most_beside(board: Board, ask: Ask, kinds: list[int]) -> dict[str, int]:
-    """The CPU and memory that it asks for, and the most that as many hosts with its labels and units have; of what is asked for,
-    and where such hosts are known to have less than is endless."""
-    counts = np.max([fit.host_counts(board, kind, board.ground.everything) for kind in kinds], axis=0)
-    there = (counts >= ask.units) & board.label_mask(ask.labels)
-    found: dict[str, int] = {}
-    for name, asked, has in (
-        ("cpu_milli", ask.cpu_milli, board.cpu_whole),
-        ("memory_mib", ask.memory_mib, board.memory_whole),
-    ):
-        most = np.sort(has[there])[::-1][ask.hosts - 1 : ask.hosts]
-        if asked and len(most) and most[0] < NEVER:
-            found |= {name: asked, f"most_{name}": int(most[0])}
-    return found
+    """Where the CPU and the memory beside its units are what is missing: how much it asks for, and the most that as many hosts of
+    one kind have, with its labels and units. What a host does not say is not told."""
+    if not (ask.cpu_milli or ask.memory_mib):
+        return {}
+    most = {"cpu_milli": 0, "memory_mib": 0}
+    for kind in kinds:
+        there = (fit.host_counts(board, kind, board.ground.everything) >= ask.units) & board.label_mask(ask.labels)
+        if int((there & board.ground.roomy(ask)).sum()) >= ask.hosts:
+            return {}
+        if int(there.sum()) >= ask.hosts:
+            for name, has in (("cpu_milli", board.cpu_whole), ("memory_mib", board.memory_whole)):
+                most[name] = max(most[name], int(np.sort(has[there])[-ask.hosts]))
+    asked = {"cpu_milli": ask.cpu_milli, "memory_mib": ask.memory_mib}
+    told = [name for name in most if asked[name] and 0 < most[name] < NEVER]
+    return {name: asked[name] for name in told} | {f"most_{name}": most[name] for name in told}
 
 
 def window_answer(
@@ -505,6 +507,48 @@ def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, h
     return WindowAnswer(
         False, code, why, first_windows(before, row.ask, row.team, end - row.end, limits, row.may_exceed_guarantee)
     )
+
+
+def longer_answer(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowAnswer:
+    """May running work that nobody can tell to go stay on its units until ``until``, which is later than its limit now?
+
+    Every reservation that could be kept if it were gone must be kept all the same, and no maintenance of its hosts may begin
+    before. When not: ``latest`` among the numbers is the longest that fits, its limit now where none does. What is
+    preemptible, or runs inside a reservation, is in nobody's way.
+    """
+    row = next((r for r in snapshot.running if r.id == workload), None)
+    if row is None or row.preemptible or row.stopping or row.reservation is not None:
+        return WindowAnswer(True)
+    pool = next(p for p in snapshot.pools if p.id == row.pool)
+    rest = tuple(r for r in snapshot.running if r.id != workload)
+    gone = Promises(Board(replace(snapshot, running=rest), pool, now))
+    board = gone.board
+    hosts = {int(board.host_of[board.unit_index[u]]) for u in row.units if u in board.unit_index}
+    serviced = sorted(start for host, start, end in board.maintenance if host in hosts and end > now)
+
+    def broken(limit: int) -> list[Reservation]:
+        """The promises that would not be kept if it stayed until then."""
+        running = (*rest, replace(row, until=limit))
+        kept = Promises(Board(replace(snapshot, running=running), pool, now)).witness.keys()
+        lost = (board.reservation_by_id[r] for r in sorted(gone.witness.keys() - kept))
+        return sorted((r for r in lost if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id))
+
+    displaced, in_service_until = broken(until), min([until, *serviced])
+    if not displaced and in_service_until == until:
+        return WindowAnswer(True)
+    # What stays longer keeps no more promises, and the next is broken only by who stays beyond its start.
+    moments = sorted({r.start for r in board.reservations if row.until < r.start < until} | {in_service_until})
+    fitting = [moment for moment in moments if row.until < moment <= in_service_until]
+    low, high = 0, len(fitting)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if not broken(fitting[middle]) else (low, middle)
+    latest = fitting[low - 1] if low else row.until
+    why = numbers(
+        latest=latest, limit=row.until, maintenance=sum(start < until for start in serviced), reservations=len(displaced),
+        start=min([r.start for r in displaced] + [start for start in serviced if start < until]), until=until,
+    )  # fmt: skip
+    return WindowAnswer(False, Code.MORE_TIME_BLOCKED, why)
 
 
 def free_units(

@@ -11,8 +11,9 @@ from typing import Any
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
-from scheduler import commands, locks, nudge
+from scheduler import commands, locks, nudge, snapshot
 from scheduler.attempts import COMES_BACK, LOST
+from scheduler.core import timeline
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
 from scheduler.dependencies import After, Link, awaited, links
@@ -245,14 +246,17 @@ def _ends_for_good(workload: Workload, code: str) -> bool:
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
     """Let it run ``seconds`` longer. False when it is ending or has ended.
 
-    Raises Refused ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again.
+    Raises Refused ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again; and
+    ``more_time_blocked`` where it may not be evicted and a promise of the pool counts on its units.
     """
+    locks.pools([workload.pool_id])
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state not in CHANGEABLE or fresh.stop_requested:
         return False
     asked, longest = fresh.max_runtime_seconds + seconds, fresh.pool.longest_runtime_seconds
     if asked > longest:
         raise Refused(Code.OVER_RUNTIME_CAP, (("asked", asked), ("longest", longest)))
+    _refuse_broken_promises(fresh, seconds, now)
     fresh.max_runtime_seconds += seconds
     fresh.save(update_fields=["max_runtime_seconds"])
     _bring_up_to_date(workload, fresh)
@@ -260,6 +264,20 @@ def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
     nudge.hosts(run.host_id for run in commands.live_runs(fresh))
     nudge.pages(nudge.workload_topic(workload.public_id))
     return True
+
+
+def _refuse_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
+    """What can't be told to go holds its units until its limit: reservations and maintenance count on that. Under the pool's
+    lock, so that nothing is promised meanwhile."""
+    if workload.preemptible or workload.reservation_id is not None or workload.state == WorkloadState.QUEUED:
+        return
+    taken = snapshot.take([workload.pool_id], now)
+    until = next((r.until for r in taken.running if r.id == workload.pk), None)
+    if until is None:
+        return
+    answer = timeline.longer_answer(taken, workload.pk, until + seconds, snapshot.seconds(now))
+    if not answer.fits:
+        raise Refused(answer.code, answer.numbers)
 
 
 @transaction.atomic

@@ -26,8 +26,16 @@ from scheduler.core.model import (
     Window,
     WindowAnswer,
 )
+from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import Promises, extension_answer, free_units, window_answer, window_answers
+from scheduler.core.timeline import (
+    Promises,
+    extension_answer,
+    free_units,
+    longer_answer,
+    window_answer,
+    window_answers,
+)
 from scheduler.core.verify import window_violations
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
@@ -276,3 +284,60 @@ def test_of_several_windows_each_is_judged_and_the_first_that_does_not_fit_names
     assert [answer.fits for answer in answers] == [True, False, False]
     assert answers[1].first_windows[0] == Window(NOW + day + HOUR, NOW + day + 3 * HOUR)
     assert answers[2].first_windows == ()
+
+
+# -- what runs and would run for longer ------------------------------------------------------------------------------------
+
+
+def may_stay(snapshot: Snapshot, until: int, workload: int = 5) -> WindowAnswer:
+    return longer_answer(snapshot, workload, until, NOW)
+
+
+def staying(preemptible: bool = False, units: tuple[int, ...] = (10, 11), until: int = NOW + HOUR) -> Running:
+    return Running(5, RED, 1, 1, 1, units, NOW - HOUR, until, until, preemptible=preemptible)
+
+
+def test_what_nobody_can_tell_to_go_stays_as_long_as_every_promise_is_kept() -> None:
+    alone = pool_of(1, running=(staying(),))
+    assert may_stay(alone, NOW + 9 * HOUR).fits
+    beside = replace(alone, reservations=(booked(1, 6, NOW + 2 * HOUR, NOW + 3 * HOUR),))
+    assert may_stay(beside, NOW + 9 * HOUR).fits, "the other six do for it"
+    whole = replace(
+        alone,
+        reservations=(
+            booked(1, 6, NOW + 2 * HOUR, NOW + 3 * HOUR),
+            booked(2, 8, NOW + 4 * HOUR, NOW + 5 * HOUR),
+            booked(3, 8, NOW + 6 * HOUR, NOW + 7 * HOUR),
+        ),
+    )
+    assert may_stay(whole, NOW + 4 * HOUR).fits, "it is over when that begins"
+    answer = may_stay(whole, NOW + 9 * HOUR)
+    assert (answer.fits, answer.code) == (False, Code.MORE_TIME_BLOCKED)
+    assert dict(answer.numbers) == {
+        "latest": NOW + 4 * HOUR, "limit": NOW + HOUR, "maintenance": 0, "reservations": 2, "start": NOW + 4 * HOUR,
+        "until": NOW + 9 * HOUR,
+    }  # fmt: skip
+
+
+def test_what_nobody_can_tell_to_go_stays_until_the_maintenance_of_its_host_and_no_longer() -> None:
+    serviced = pool_of(2, running=(staying(),), maintenance=(Maintenance(1, NOW + 3 * HOUR, NOW + 4 * HOUR),))
+    assert may_stay(serviced, NOW + 3 * HOUR).fits
+    numbers = dict(may_stay(serviced, NOW + 5 * HOUR).numbers)
+    assert (numbers["latest"], numbers["maintenance"], numbers["start"]) == (NOW + 3 * HOUR, 1, NOW + 3 * HOUR)
+    elsewhere = replace(serviced, maintenance=(Maintenance(2, NOW + 3 * HOUR, NOW + 4 * HOUR),))
+    assert may_stay(elsewhere, NOW + 5 * HOUR).fits
+
+
+def test_what_a_reservation_waits_for_since_it_has_begun_is_not_extended() -> None:
+    waited_for = pool_of(1, running=(staying(),), reservations=(booked(1, 8, NOW - HOUR, NOW + 5 * HOUR),))
+    numbers = dict(may_stay(waited_for, NOW + 2 * HOUR).numbers)
+    assert numbers["latest"] == numbers["limit"] == NOW + HOUR
+
+
+def test_what_can_be_told_to_go_lends_the_promised_units_however_long_it_may_run() -> None:
+    lent = pool_of(1, running=(staying(preemptible=True),), reservations=(booked(1, 8, NOW + 2 * HOUR, NOW + 3 * HOUR),))
+    assert may_stay(lent, NOW + 9 * HOUR).fits
+    longer_now = replace(lent, running=(staying(preemptible=True, until=NOW + 9 * HOUR),))
+    assert 1 in Promises(Board(longer_now, longer_now.pools[0], NOW)).witness
+    at = NOW + 2 * HOUR - 60
+    assert [e.workload for e in plan(longer_now, at).evictions] == [5], "it is told to go when the time comes"

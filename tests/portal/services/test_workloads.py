@@ -11,7 +11,10 @@ from django.conf import settings
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, EntryCode, Template, WorkspaceOrigin
 from portal.services import workloads
-from scheduler.models import Workload
+from scheduler import engine
+from scheduler import services as engine_services
+from scheduler.models import Allocation, Workload
+from tests.fakes import FakeAgent
 from tests.world import H100, MIG, World
 
 pytestmark = pytest.mark.django_db
@@ -246,3 +249,32 @@ def test_what_a_wrong_value_is_repeated_as_can_not_break_the_answer(world: World
         job(world, name="x" * 10_000 + "\ud800")
     refused.value.fields["name"].encode()
     str(refused.value.values).encode()
+
+
+def test_a_notebook_is_not_extended_over_what_a_reservation_was_promised(world: World) -> None:
+    hosts = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
+    made = notebook(world, units=2, models=[H100], max_runtime_seconds=3600)
+    engine.cycle("test", world.now)
+    for agent in hosts * 2:
+        agent.sync(world.now)
+    held = Allocation.objects.filter(workload=made).count()
+    assert held == 2
+    start = world.now + timedelta(hours=2)
+    booked, answer = engine_services.confirm_reservation(
+        owner=world.vision.member, project=world.vision.project, pool=world.shared, name="All", start=start, units=8, hosts=2,
+        end=start + timedelta(hours=2), now=world.now, may_exceed_guarantee=True, models_wanted=[H100],
+    )  # fmt: skip
+    assert booked is not None, answer
+    made.refresh_from_db()
+    extend: dict[str, Any] = {"actor": world.vision.member, "workload": made}
+    with pytest.raises(Conflict) as refused:
+        workloads.extend_workload(**extend, seconds=3 * 3600, now=world.now)
+    assert (refused.value.code, refused.value.field) == ("more_time_blocked", "seconds")
+    assert "1 reservation counts on them from" in refused.value.message
+    assert "It can be extended until" in refused.value.message
+    assert refused.value.numbers["latest"] == int(start.timestamp())
+    made.refresh_from_db()
+    assert made.max_runtime_seconds == 3600
+    workloads.extend_workload(**extend, seconds=3600, now=world.now)
+    with pytest.raises(Conflict, match="can't be extended at all"):
+        workloads.extend_workload(**extend, seconds=3600, now=world.now)
