@@ -425,6 +425,11 @@ class Board:
             else:
                 del lowest[team, kind]
 
+    def take_away(self, units: list[int], other: Board) -> None:
+        """Units that are free here and not on another board of the same pool: who has them there has them here."""
+        self._leave_free(units)
+        self.holder[units], self.kept[units], self.bound[units] = other.holder[units], other.kept[units], other.bound[units]
+
     def bind(self, reservation: Reservation, units: list[int]) -> None:
         """Give a reservation that starts its units."""
         self._leave_free(units)

@@ -22,6 +22,7 @@ from scheduler.core.obstacles import Obstacles
 from scheduler.core.ordering import expected_seconds
 from scheduler.core.pace import Pace
 from scheduler.core.reasons import Code
+from scheduler.core.reclaim import Reclaim, RoomLater
 from scheduler.core.timeline import Promises, fits_empty, lead_seconds, numbers
 
 # So many of the first that don't fit get particular units set aside, of each kind: two while little waits, else one.
@@ -57,6 +58,7 @@ class Waiting:
         self.forecasts = 0
         self.tries: Counter[int] = Counter()  # by kind
         self.forecast: Forecast | None = None
+        self.reclaim: Reclaim | None = None
         self.pace: Pace | None = None  # for those behind the last that the forecast places
         self._by_end: dict[int, list[int]] = {}
         self._started: dict[int, list[tuple[int, Queued, list[int]]]] = defaultdict(list)  # (expected end, ...) by team
@@ -128,11 +130,15 @@ class Waiting:
             start = None
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
+            later = self._room_later(queued) if code == Code.WAITS_FOR_UNITS else None
+            if later is not None and (start is None or later.start < start):
+                start, blockers, held = later.start, later.victims, ()
+                why = numbers(**dict(why), told_at=later.told_at, young=len(later.victims))
         self.board.refusals.append(Refusal(queued.id, code, why, self.position, start, blockers, held))
 
     def may_hold(self, kinds: Sequence[int]) -> bool:
         """May units of these kinds still be set aside for the next that is refused? Behind the last that the forecast gives a start
-        only where nothing is set aside of any of them yet: else large work would starve behind the many that wait for other kinds."""
+        only where nothing is set aside of any of them yet: else large work would starve behind many that wait for other kinds."""
         if self.forecasts < FORECAST_DEPTH:
             return any(self.held[kind] < self.places for kind in kinds)
         return any(self.tries[kind] < MOST_TRIES for kind in kinds) and not any(self.held[kind] for kind in kinds)
@@ -250,6 +256,14 @@ class Waiting:
             self.held[kind] += 1
             held = self._hold(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start) if self.explain else (), held
+
+    def _room_later(self, queued: Queued) -> RoomLater | None:
+        """Room that others can be told to make for it, once they have run for the pool's minimum."""
+        if self.pace is not None:
+            return None  # deep in the queue: who is guaranteed what others borrowed stands in front
+        if self.reclaim is None:
+            self.reclaim = Reclaim(self.board)
+        return self.reclaim.room_for(queued)
 
     def _start_by_pace(self, queued: Queued, allowed: list[int]) -> int | None:
         """Deep in the queue: by the pool's pace."""
