@@ -185,7 +185,8 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     if bad and gangs.is_gang(workload) and decided.code in (*LOST, *HOSTS_OWN, *ITS_OWN_FAULT):
         gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
-        _queue_again(workload, decided, {**_avoided(workload, runs, now), **_where_saved(workload)}, now)
+        where = {**_avoided(workload, runs, now), **_where_saved(workload)}
+        _queue_again(workload, decided, {**where, **_makes_room_for(workload, runs)}, now)
     else:
         _end(workload, decided, told, ended_at, hosts)
     nudge.engine()
@@ -225,13 +226,24 @@ def _where_saved(workload: Workload) -> dict[str, object]:
     return {"homes_id": saved.values_list("host__storage_id", flat=True).first()}
 
 
+def _makes_room_for(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
+    """Whom it may not evict, because it had to make room for that one: until it has run for its pool's minimum runtime since, or
+    others had to have its room."""
+    last = workload.evicted_for_workload_id
+    if last is None and workload.evicted_by_id is not None:
+        whole = timedelta(seconds=workload.pool.minimum_runtime_seconds)
+        has_run = all(run.ended_at is not None and run.ended_at - run.placed_at >= whole for run in runs)
+        last = None if has_run else workload.evicted_by_id
+    return {"evicted_by_id": last}
+
+
 def _queue_again(workload: Workload, decided: Verdict, where: Mapping[str, object], now: datetime) -> None:
-    """It keeps its place: its submission time is what the queue is ordered by. ``where``: what is to be known when it is placed."""
+    """It keeps its place: its submission time is what the queue is ordered by. ``where``: what the next placement goes by."""
     change_state(
         workload, "state", old=WorkloadState(workload.state), new=WorkloadState.QUEUED, queued_at=now,
         not_before=now + timedelta(seconds=decided.wait_seconds) if decided.wait_seconds else None,
         failures=workload.failures + decided.failures, lost_attempts=workload.lost_attempts + decided.lost,
-        evicted_by_id=workload.evicted_for_workload_id, evicted_for_workload=None, evicted_for_reservation=None,
+        evicted_for_workload=None, evicted_for_reservation=None,
         stop_requested="", gone_by=None, borrowed_slots=0, idle_warned_at=None, reason_code=str(decided.code),
         reason_numbers={}, blockers=[], **where,
     )  # fmt: skip

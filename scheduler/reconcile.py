@@ -262,8 +262,8 @@ def _holds_what_ended(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
 
 
 def _outcome(run: Run, told: RunSeen) -> str:
-    if told.outcome == Code.START_FAILED and run.running_at is not None:
-        return str(Code.HOST_LOST)  # it did start: its host knows no more how it ended, since this database was restored
+    if told.outcome == Code.START_FAILED and told.started_at is None and run.running_at is not None:
+        return str(Code.HOST_LOST)  # it did start: its host knows no more of it, since this database was restored
     if told.prolog_failed and told.outcome == Code.START_FAILED:
         return str(Code.PROLOG_FAILED)
     if told.host_full and told.outcome == Code.START_FAILED:

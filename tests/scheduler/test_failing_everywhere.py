@@ -104,3 +104,18 @@ def test_who_leaves_with_an_error_when_it_is_told_to_go_has_not_failed_there(wor
     for minute, host in ((0, "alpha"), (5, "beta")):
         assert fail(work, world, host, minute, "failed", told="evicted_for_guarantee").state == "queued"
     assert fail(work, world, "gamma", 10, "failed").state == "queued", "it failed by itself on one host"
+
+
+def test_whom_it_had_to_make_room_for_is_known_until_it_has_run_for_the_minimum_runtime(world: World) -> None:
+    winner, other = workload(world, world.language), workload(world, world.robotics)
+    work = workload(world, world.vision, evicted_for_workload=winner)
+    work = fail(work, world, "alpha", 0, "checkpointed", told="evicted_for_guarantee")
+    assert (work.state, work.evicted_by) == ("queued", winner)
+    short, whole = world.shared.minimum_runtime_seconds - 1, world.shared.minimum_runtime_seconds
+    work = fail(work, world, "alpha", 5, "host_lost", seconds=short)
+    assert (work.state, work.evicted_by) == ("queued", winner)
+    work = fail(work, world, "beta", 15, "drained", seconds=whole)
+    assert (work.state, work.evicted_by) == ("queued", None)
+    Workload.objects.filter(pk=work.pk).update(evicted_by=winner, evicted_for_workload=other)
+    work = fail(Workload.objects.get(pk=work.pk), world, "beta", 25, "checkpointed", told="evicted_for_priority")
+    assert (work.state, work.evicted_by) == ("queued", other), "the last one"
