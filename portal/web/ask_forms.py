@@ -182,9 +182,9 @@ class AskForm(VerbForm):
     )
     spread = forms.BooleanField(label="Spread over hosts that share as little as can be", required=False)
     cpus = _size_field("CPU cores on each host", "64")
-    memory = _size_field("Memory on each host, GiB", "512")
-    min_memory = _size_field("Memory of each GPU, at least, GiB", "40")
-    min_capability = _size_field("Compute capability, at least", "8.0")
+    memory = _size_field("Memory on each host (GiB)", "512")
+    min_memory = _size_field("GPU memory at least (GiB)", "40")
+    min_capability = _size_field("Compute capability at least", "8.0")
     wanted_by = forms.DateTimeField(
         label="Wanted by",
         required=False,

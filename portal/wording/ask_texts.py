@@ -83,8 +83,7 @@ def alone_in_the_network(pool: str, hosts: Sequence[str], of: int) -> str:
 
 def placing_facts(row: Workload | Reservation) -> list[tuple[str, str]]:
     """(label, words) of what an ask says beside its GPUs, for a page; what it leaves open is left out."""
-    beside = [cores(row.cpu_milli) if row.cpu_milli else "", gibibytes(row.memory_mib) if row.memory_mib else ""]
-    words = " and ".join(filter(None, beside))
+    words = _beside(row.cpu_milli, row.memory_mib)
     capability = f"compute capability {row.min_compute_capability / 10:.1f} or higher" if row.min_compute_capability else ""
     each = [
         f"at least {gibibytes(row.min_memory_mib)}" if row.min_memory_mib else "",
@@ -99,6 +98,10 @@ def placing_facts(row: Workload | Reservation) -> list[tuple[str, str]]:
         ("Rather", ", ".join(filter(None, rather))),
     ]
     return [(label, said) for label, said in found if said]
+
+
+def _beside(cpu_milli: int, memory_mib: int) -> str:
+    return " and ".join(filter(None, [cores(cpu_milli) if cpu_milli else "", gibibytes(memory_mib) if memory_mib else ""]))
 
 
 def _labels(labels: Mapping[str, str]) -> str:
@@ -120,7 +123,11 @@ def submission_what(kind: str, payload: Numbers) -> str:
         models = " or ".join(map(readable, payload.get("models") or [])) or "any GPU"
         asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
         when = window(parsed(payload.get("start")), parsed(payload.get("end")))
-        what = f"{payload.get('units')} × {asked}, {when}"
+        size = f"{payload.get('units')} × {asked}"
+        if int(payload.get("hosts") or 1) > 1:
+            size = f"{payload['hosts']} hosts × {payload.get('units')} {asked}"
+        beside = _beside(payload.get("cpu_milli") or 0, payload.get("memory_mib") or 0)
+        what = f"{size}{f' on hosts with {beside}' if beside else ''}, {when}"
         if kind == "series":
             return f"{what}, {weekdays(payload.get('weekdays') or [])} until {payload.get('until')} ({payload.get('occurrences')} times)"
         if kind == "window_change":

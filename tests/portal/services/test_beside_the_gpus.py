@@ -6,15 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.urls import reverse
 from rest_framework.test import APIClient
 
 from portal.errors import Conflict, Invalid
 from portal.models import Submission
 from portal.services import approvals, reservations, workloads
-from portal.wording import reasons
+from portal.wording import ask_texts, reasons
 from scheduler import engine, reconcile
-from scheduler.models import Host, Pool, Reservation, Workload
+from scheduler.models import Gpu, Host, Pool, Reservation, Workload
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
 from tests.world import A100, H100, World
@@ -54,7 +55,7 @@ def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: W
 
 
 def test_notebooks_and_copies_have_it_too(sized: World) -> None:
-    given = {"cpu_milli": 4_000, "memory_mib": 32 * GIB, "min_compute_capability": 90, "labels_required": {}, "nvlink": True}
+    given: dict[str, Any] = {"cpu_milli": 4_000, "memory_mib": 32 * GIB, "min_compute_capability": 90, "labels_required": {}, "nvlink": True}
     made = workloads.launch_notebook(
         actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **given
     )
@@ -105,6 +106,17 @@ def test_where_a_host_does_not_say_what_it_has_it_is_not_refused(sized: World) -
     assert submit(sized, cpu_milli=96_000).state == "queued"
 
 
+def test_cpu_is_not_blamed_for_what_else_is_missing(sized: World) -> None:
+    Gpu.objects.update(nvlink_group=F("index"))
+    beside = {"cpu_milli": 4_000, "memory_mib": 8 * GIB}
+    with pytest.raises(Invalid) as refused:
+        submit(sized, units=2, nvlink=True, **beside)
+    assert list(refused.value.fields) == ["nvlink"] and "together" not in refused.value.fields["nvlink"]
+    with pytest.raises(Invalid) as refused:
+        submit(sized, hosts=3, **beside)
+    assert list(refused.value.fields) == ["hosts"] and "fewer than 3 hosts" in refused.value.fields["hosts"]
+
+
 def test_the_reason_is_a_sentence_also_without_numbers_of_the_most() -> None:
     said = reasons.reason("too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2})
     assert said == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
@@ -134,6 +146,9 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
         start=start, end=start + timedelta(hours=1), now=sized.now, cpu_milli=8_000, memory_mib=64 * GIB,
     )  # fmt: skip
     assert isinstance(asked, Submission)
+    assert "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, " in ask_texts.submission_what(asked.kind, asked.payload)
+    wide = ask_texts.submission_what(asked.kind, asked.payload | {"hosts": 2})
+    assert "2 hosts × 1 H100 80GB on hosts with 8 CPU cores" in wide
     approvals.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
     row = Reservation.objects.get()
     assert (row.cpu_milli, row.memory_mib) == (8_000, 64 * GIB)
