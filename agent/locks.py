@@ -9,6 +9,7 @@ killed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -29,6 +30,10 @@ class Claim:
     @property
     def whole(self) -> bool:
         return self.slots == SLOTS_OF_A_GPU
+
+    def overlaps(self, other: Claim) -> bool:
+        """Can't both be held at once?"""
+        return self.gpu == other.gpu and self.first < other.first + other.slots and other.first < self.first + self.slots
 
 
 class Busy(Exception):
@@ -66,6 +71,18 @@ def take(folder: Path, claims: list[Claim]) -> HeldLocks:
         held.close()
         raise
     return held
+
+
+def have_open(folder: Path, claim: Claim) -> list[int]:
+    """Pids of the processes, but this one, that have a lock file of the claim's GPU open. Reads all of /proc: takes long."""
+    start = str(folder / _name(claim.gpu))
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+            links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
+            if int(pid) != os.getpid() and any(link == start or link.startswith(f"{start}.") for link in links):
+                found.append(int(pid))
+    return found
 
 
 def _lock(held: HeldLocks, path: Path, kind: int, claim: Claim) -> None:

@@ -119,6 +119,8 @@ class Waiting:
     prepared: bool = False  # only the gang is waited for
     begun: bool = False  # it is written down: nothing else is waited for
     again_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
+    held_by: str = ""  # who has the lock that no run of this host accounts for
+    asked_at: float = 0.0  # CLOCK_BOOTTIME: when that was looked for last
 
 
 def described(wanted: RunWanted) -> dict[str, Any]:

@@ -56,6 +56,7 @@ LONGEST_WAIT_SECONDS = 300.0
 GPU_WORD_SECONDS = 2.0  # that the GPUs of a run that failed may take to say what happened to them
 LAST_MINUTES_SECONDS = 300.0  # of a run: what its GPUs told then may be what it failed of
 TOLD_AFTER_SECONDS = 10.0  # the driver's word may be noted a little later than the end
+UNEXPLAINED_SECONDS = 5.0  # that a lock is waited for before somebody is looked for who has it without a run
 LOOK_AGAIN_SECONDS = 1.0  # at GPUs that were not as clean as a start needs them
 LOOK_SECONDS, PLACE_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
 LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 2000  # with less on the disk nothing new is started; what runs goes on
@@ -291,9 +292,44 @@ class Runs:
         return locks.take(self.locks_folder, [self._claims[unit] for unit in wanted.unit_uuids])
 
     async def _wait_for(self, wanted: RunWanted, busy: locks.Busy) -> None:
-        await self.wait(wanted, f"waiting until {busy.claim.gpu} is free")
-        if wanted.run in self.waiting:
-            self.waiting[wanted.run].again_at = 0.0  # a lock is cheap to try
+        before = self.waiting.get(wanted.run)
+        await self.wait(wanted, f"waiting until {busy.claim.gpu} is free{before.held_by if before is not None else ''}")
+        entry = self.waiting.get(wanted.run)
+        if entry is None:
+            return
+        entry.again_at = 0.0  # a lock is cheap to try
+        now = boottime()
+        if now - max(entry.since, entry.asked_at) > UNEXPLAINED_SECONDS:
+            entry.asked_at = now
+            entry.held_by = await self._unexplained(busy.claim)
+
+    async def _unexplained(self, claim: Claim) -> str:
+        """Who holds a lock that no run with these slots accounts for, in words to follow others; '' where one does. Without a
+        sandbox a workload can take a lock itself: its run is stopped."""
+        held = (self._claims.get(unit) for unit in self.holders())
+        if any(other is not None and other.overlaps(claim) for other in held):
+            return ""
+        pids, everything = await self.through(lambda: (locks.have_open(self.locks_folder, claim), processes.scan()))
+        said = ""
+        for pid in pids:
+            run = self._run_of(pid, everything)
+            if run is not None and run.state in ("starting", "running"):
+                why = f"stopped: its process {pid} held the lock of {claim.gpu}, which it did not hold"
+                log.warning("run %s is %s", run.id, why)
+                self.stop(Stop(run.id, "cancelled", run.held().grace_seconds, whatever=True, why=why))
+            name = everything[pid].name if pid in everything else "gone meanwhile"
+            said = said or f": process {pid} ({name}){f' of run {run.id}' if run is not None else ''} holds its lock"
+        return said
+
+    def _run_of(self, pid: int, everything: dict[int, processes.Process]) -> Run | None:
+        """The live run whose shim ``pid`` descends from."""
+        shims = {run.shim["pid"]: run for run in self.runs.values() if "pid" in run.shim and not run.ended}
+        above = everything.get(pid)
+        while above is not None and above.pid > 1:
+            above = everything.get(above.parent)
+            if above is not None and above.pid in shims:
+                return shims[above.pid]
+        return None
 
     async def start(self, wanted: RunWanted, lease_until: float) -> bool:
         """Start it, or leave it waiting while its units are held; whether it was started. At most once, whatever happens here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,39 @@ async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(edge:
         assert (await edge.until_state(f"run-{generation}", "ended")).outcome == "cancelled"
     await edge.until(lambda: not processes.is_alive(first["pid"], first["start_ticks"]))
     assert is_free(agent)
+
+
+async def test_a_plain_run_that_takes_the_lock_of_a_gpu_it_does_not_hold_is_stopped_and_named(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    """Nothing keeps it from the file, which belongs to its own user."""
+    await edge.want(job("true", generation=1, units=[agent.units[0]]))
+    await edge.until_state("run-1", "ended")
+    (lock,) = (agent.state / "locks").iterdir()
+    await edge.want(job(f"exec 9<{lock}; flock -x 9 && echo taken; sleep 300", generation=2, units=[agent.units[1]]))
+    await edge.until(lambda: edge.log("run-2") == "taken\n")
+    await edge.want(job("true", generation=3, units=[agent.units[0]]))
+    assert (await edge.until_state("run-3", "ended")).outcome == "finished"
+    ended = await edge.until_state("run-2", "ended")
+    assert ended.outcome == "cancelled" and "held the lock of GPU-" in ended.step
+
+
+async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agent: AgentProcess) -> None:
+    await edge.want(job("true", generation=1, units=[agent.units[0]]))
+    await edge.until_state("run-1", "ended")
+    (lock,) = (agent.state / "locks").iterdir()
+    other = subprocess.Popen(["flock", "-x", str(lock), "sleep", "300"])
+    try:
+        await edge.until(lambda: not is_free(agent))
+        await edge.want(job("true", generation=2, units=[agent.units[0]]))
+        await edge.until(lambda: (seen := edge.seen("run-2")) and f"process {other.pid} (flock) holds its lock" in seen.step)
+        assert other.poll() is None
+    finally:
+        for each in [*processes.below(processes.scan(), other.pid), processes.look(other.pid)]:
+            if each is not None:
+                end(each)
+        other.wait()
+    assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
 @pytest.mark.sandbox

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,7 +56,8 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
         who = read_json(folder / "shim.json") or {}
         if who and processes.is_alive(who["pid"], who["start_ticks"]):
             for pid in [who["pid"], *(each.pid for each in processes.below(processes.scan(), who["pid"]))]:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may be about to end, and its guard waits for it
+                    os.kill(pid, signal.SIGKILL)
 
 
 def begun(folder: Path, seconds: float = 15.0) -> None:
