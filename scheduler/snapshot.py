@@ -394,6 +394,7 @@ class Moment:
             evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
+            ask=_same_ask(*(_hashable(row[name]) for name in ASK_COLUMNS)),
         )
 
 
@@ -523,8 +524,7 @@ RUNNING_COLUMNS = (
     "attempt",
     "failures",
     "lost_attempts",
-    "cpu_milli",
-    "memory_mib",
+    *ASK_COLUMNS,
 )
 QUEUED_COLUMNS = (
     *WORK_COLUMNS,
@@ -568,7 +568,10 @@ def _quota(
         return model.Quota(team, pool, name, guaranteed, borrow)
     limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow
     hours = worth // (model.SLOTS_PER_GPU * 3600)
-    return model.Quota(team, pool, name, 0, limit, used_up_until=seconds(until), gpu_hours=hours)
+    return model.Quota(
+        team, pool, name, 0, limit, used_up_until=seconds(until), gpu_hours=hours, guaranteed_again=guaranteed,
+        borrow_limit_again=borrow,
+    )  # fmt: skip
 
 
 def _host(

@@ -433,7 +433,9 @@ def _kept(snapshot: Snapshot, pool: int | None, now: int) -> set[int]:
 
 
 def ask_of(snapshot: Snapshot, running: Running) -> Ask:
-    """The ask that a running workload's units answer to."""
+    """What a running workload asked for; where that is not known, the ask that its units answer to."""
+    if running.ask is not None:
+        return running.ask
     mine = set(running.units)
     units = [unit for unit in snapshot.units if unit.id in mine]
     hosts = {unit.host for unit in units}

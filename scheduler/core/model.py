@@ -118,6 +118,9 @@ class Quota:
     # may start at all, ``borrow_limit`` too.
     used_up_until: int | None = None
     gpu_hours: int = 0
+    # What holds again from ``used_up_until`` on; of no meaning without one.
+    guaranteed_again: int = 0
+    borrow_limit_again: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ class Running:
     evictions: int = 0  # how often it was told to go before: each makes it dearer to evict
     cpu_milli: int = 0  # on each of its hosts
     memory_mib: int = 0  # on each of its hosts
+    ask: Ask | None = None  # what it asked for, should it wait again; None where only its units are known
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,6 +308,7 @@ class Simulation:
             evictions=job.attempt - 1,
             cpu_milli=queued.ask.cpu_milli,
             memory_mib=queued.ask.memory_mib,
+            ask=queued.ask,
         )
         job.running, job.eviction = running, None
         job.ends = min(placement.until, self.now + max(1, arrival.runtime_seconds - job.saved_seconds))

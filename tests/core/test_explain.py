@@ -278,6 +278,23 @@ def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_b
     assert moved.begins_anew == anew
 
 
+def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
+    """Not only as many GPUs of the model that it has: its labels, and the other models that would do."""
+    asked = Ask(2, models=("H100", "A100"), labels=frozenset({("rack", "r1")}))
+    snapshot = two_models(
+        hosts=(
+            HostRow(1, "h1", 1, labels=frozenset({("rack", "r1")})),
+            HostRow(2, "h2", 1),
+            HostRow(3, "h3", 1, labels=frozenset({("rack", "r1")})),
+        ),
+        units=tuple(Unit(10 * h + g, h, 10 * h + g, "A100" if h == 3 else "H100") for h in (1, 2, 3) for g in range(2)),
+        running=(Running(51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True, ask=asked),),
+        quotas=(Quota(1, 1, "H100", 16 * GPU), Quota(1, 1, "A100", 16 * GPU)),
+    )
+    (moved,) = drain_effect(snapshot, 1, NOW).moved
+    assert moved.placement is not None and moved.placement.units == (30, 31)
+
+
 @pytest.mark.parametrize(("homes", "anew"), [((1, 2, 2), True), ((1, 2, 1), False), ((1, 2, None), False)])
 def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_homes(
     homes: tuple[int | None, ...], anew: bool
