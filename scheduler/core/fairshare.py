@@ -145,6 +145,13 @@ class Ledger:
             return NO_LIMIT if team == self.pool.team else 0
         return self.guaranteed.get((team, model), 0)
 
+    def guarantee_at(self, team: int, model: str, moment: int) -> int:
+        """The same at a time to come: GPU-hours that are used up now are used up until their period is over."""
+        quota = self.used_up.get((team, model))
+        if quota is not None and quota.used_up_until is not None and moment >= quota.used_up_until:
+            return quota.guaranteed_again
+        return self.guarantee(team, model)
+
     def ceiling(self, team: int, model: str) -> int:
         """Slots the team may hold at most: its guarantee, and what it may borrow above that."""
         return self.guarantee(team, model) if self.pool.kind is PoolKind.STATIC else self.limit.get((team, model), 0)

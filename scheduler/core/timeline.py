@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler.core import fit
-from scheduler.core.board import NEVER, Board, Ints, Mask, both
+from scheduler.core.board import NEVER, NOBODY, Board, Ints, Mask, both
 from scheduler.core.model import (
     FULL_DISK_SECONDS,
     Ask,
@@ -144,6 +144,7 @@ class Promises:
         self._unit = np.array([s.unit for s in self.fixed], dtype=np.int64)
         self._start = np.array([s.start for s in self.fixed], dtype=np.int64)
         self._end = np.array([s.end for s in self.fixed], dtype=np.int64)
+        self._team = np.array([NOBODY if s.team is None else s.team for s in self.fixed], dtype=np.int64)
         unbound = [r for r in mine if not r.units]
         best: dict[int, list[int]] | None = None
         for order in (
@@ -168,7 +169,7 @@ class Promises:
         for reservation in order:
             # When its start is nearer than notice and grace, what could be free by then is the best there is.
             start = min(max(reservation.start, soonest), reservation.end - 1)
-            units = self.find(reservation.ask, start, reservation.end, reservation.id)
+            units = self.find(reservation, start)
             if units is not None:
                 self.witness[reservation.id] = units
 
@@ -182,15 +183,52 @@ class Promises:
                 mask[units] = False
         return mask
 
-    def find(self, ask: Ask, start: int, end: int, reservation: int | None = None) -> list[int] | None:
-        """Units that could serve an ask for all of ``[start, end)``, those whose present holders lose least first."""
-        mask = self.open_units(start, end)
-        cost = self._cost(start, reservation)
-        for kind in self.board.kinds_for(ask):
-            units = cheapest_units(self.board, ask, kind, mask, cost)
+    def find(self, reservation: Reservation, start: int) -> list[int] | None:
+        """Units that could serve a reservation for all of ``[start, its end)``, those whose present holders lose least first."""
+        mask = self.open_units(start, reservation.end)
+        cost = self._cost(start, reservation.id)
+        for kind in self._kinds_to_bind(reservation, start):
+            units = cheapest_units(self.board, reservation.ask, kind, mask, cost)
             if units is not None:
                 return units
         return None
+
+    def _kinds_to_bind(self, reservation: Reservation, start: int) -> list[int]:
+        """The kinds that a reservation may be given. Where it accepts several models: those that leave others what they are
+        guaranteed, as when it was asked for. If by now none does, those of which its team is guaranteed as much, or else any:
+        what was promised is kept."""
+        board = self.board
+        kinds = board.kinds_for(reservation.ask)
+        one_model = len({board.kinds[kind].model for kind in kinds}) < 2
+        if one_model or reservation.may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+            return kinds
+        passing, own = [], []
+        for kind in kinds:
+            model, need = board.kinds[kind].model, board.need_slots(reservation.ask, kind)
+            if guarantees_left(self, reservation.team, model, need, start, reservation.end)[0]:
+                passing.append(kind)
+            if need <= board.ledger.guarantee_at(reservation.team, model, start):
+                own.append(kind)
+        return passing or own or kinds
+
+    def promised(self, which: Mask, start: int, end: int) -> list[tuple[int, int, int, int]]:
+        """(from, until, team, slots) of every promise on some units that touches ``[start, end)``, running work and all."""
+        board, slots = self.board, self.board.slots
+        rows: list[tuple[int, int, int, int]] = []
+        touching = np.flatnonzero((self._team != NOBODY) & (self._start < end) & (self._end > start))
+        for place in touching[which[self._unit[touching]]].tolist():
+            rows.append((int(self._start[place]), int(self._end[place]), int(self._team[place]), int(slots[self._unit[place]])))
+        for promise, units in self.witness.items():
+            row = board.reservation_by_id[promise]
+            taken = int(slots[[u for u in units if which[u]]].sum())
+            if taken and row.start < end and row.end > start:
+                rows.append((row.start, row.end, row.team, taken))
+        held = np.flatnonzero((self.held_until > start) & which)
+        holders = np.stack((board.run_team[board.holder[held]], self.held_until[held]))
+        for whose, until in np.unique(holders, axis=1).T.tolist():
+            theirs = held[(holders[0] == whose) & (holders[1] == until)]
+            rows.append((0, until, whose, int(slots[theirs].sum())))
+        return rows
 
     def _cost(self, start: int, reservation: int | None) -> Ints:
         """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
@@ -269,35 +307,37 @@ def guarantees_left(promises: Promises, team: int, model: str, need: int, start:
     """May a team be promised ``need`` slots of a model for a window without touching what others are guaranteed?
 
     At every moment of the window: what the team would hold, plus for each other team the larger of its guarantee and
-    what it is promised already, has to fit. Within its own guarantee a team is always within its rights.
+    what it is promised already, has to fit. Within its own guarantee a team is always within its rights. A guarantee whose
+    GPU-hours are used up is in force again from the next period on.
     """
-    board = promises.board
-    own_guarantee = board.ledger.guarantee(team, model)
-    capacity = int(board.slots[in_service(board, start) & _of_model(board, model)].sum())
-    stretches = [
-        s
-        for s in promises.stretches()
-        if s.team is not None and s.start < end and s.end > start and board.model_of(s.unit) == model
-    ]
-    moments = sorted({start} | {s.start for s in stretches if s.start > start})
-    others = {t for (t, m) in board.ledger.guaranteed if m == model} | {s.team for s in stretches if s.team is not None}
+    board, ledger = promises.board, promises.board.ledger
+    which = _of_model(board, model)
+    capacity = int(board.slots[in_service(board, start) & which].sum())
+    rows = promises.promised(which, start, end)
+    returns = [quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model]
+    moments = sorted({start, *(at for at in (*(row[0] for row in rows), *returns) if start < at < end)})
+    others = {t for (t, m) in ledger.guaranteed if m == model} | {row[2] for row in rows}
     for moment in moments:
         promised: dict[int, int] = {}
-        for stretch in stretches:
-            if stretch.start <= moment < stretch.end and stretch.team is not None:
-                promised[stretch.team] = promised.get(stretch.team, 0) + int(board.slots[stretch.unit])
-        own = promised.get(team, 0) + need
-        rest = sum(max(board.ledger.guarantee(t, model), promised.get(t, 0)) for t in others if t != team)
-        if own > own_guarantee and own + rest > capacity:
-            left = max(0, own_guarantee - promised.get(team, 0), capacity - rest - promised.get(team, 0))
+        for since, until, whose, slots in rows:
+            if since <= moment < until:
+                promised[whose] = promised.get(whose, 0) + slots
+        guaranteed, mine = ledger.guarantee_at(team, model, moment), promised.get(team, 0)
+        rest = sum(max(ledger.guarantee_at(t, model, moment), promised.get(t, 0)) for t in others if t != team)
+        if mine + need > guaranteed and mine + need + rest > capacity:
+            left = max(0, guaranteed - mine, capacity - rest - mine)
             return False, numbers(
-                at=moment, capacity=capacity, guaranteed=own_guarantee, left=left, model=model, need=need, others=rest
+                at=moment, capacity=capacity, guaranteed=guaranteed, left=left, model=model, need=need, others=rest
             )
     return True, ()
 
 
 def _of_model(board: Board, model: str) -> Mask:
-    return np.array([unit.model == model for unit in board.units], dtype=np.bool_)
+    memo = board.ground.memo
+    if ("of model", model) not in memo:
+        memo["of model", model] = np.array([unit.model == model for unit in board.units], dtype=np.bool_)
+    mask: Mask = memo["of model", model]
+    return mask
 
 
 def _judge(

@@ -154,7 +154,10 @@ class Scenario:
         until, hours = row.get("hours_used_up_until"), row.get("gpu_hours", 0)
         used_up = None if until is None else at(until)
         return [
-            Quota(self.teams[name], 1, model, n * SLOTS_PER_GPU if used_up is None else 0, slots, used_up, hours)
+            Quota(
+                self.teams[name], 1, model, n * SLOTS_PER_GPU if used_up is None else 0, slots, used_up, hours,
+                guaranteed_again=n * SLOTS_PER_GPU, borrow_limit_again=slots,
+            )
             for model, n in guaranteed.items()
         ]
 

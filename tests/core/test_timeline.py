@@ -341,3 +341,54 @@ def test_what_can_be_told_to_go_lends_the_promised_units_however_long_it_may_run
     assert 1 in Promises(Board(longer_now, longer_now.pools[0], NOW)).witness
     at = NOW + 2 * HOUR - 60
     assert [e.workload for e in plan(longer_now, at).evictions] == [5], "it is told to go when the time comes"
+
+
+# -- several models, and GPU-hours that are used up ------------------------------------------------------------------------
+
+
+def two_models(**rows: Any) -> Snapshot:
+    """Four H100, guaranteed to blue, and four A100, guaranteed to red."""
+    return replace(
+        pool_of(2),
+        units=tuple(Unit(h * 10 + g, h, h * 10 + g, m) for h, m in ((1, "H100"), (2, "A100")) for g in range(4)),
+        quotas=(Quota(RED, 1, "H100", 0), Quota(RED, 1, "A100", 4 * GPU), Quota(BLUE, 1, "H100", 4 * GPU)),
+        **rows,
+    )
+
+
+EITHER = Ask(4, models=("H100", "A100"))
+
+
+def witness_of(snapshot: Snapshot, now: int = NOW) -> dict[int, list[int]]:
+    board = Board(snapshot, snapshot.pools[0], now)
+    return {r: [board.units[u].id for u in units] for r, units in Promises(board).witness.items()}
+
+
+def test_a_reservation_of_several_models_counts_on_the_one_that_its_check_allowed() -> None:
+    assert asked(two_models(), EITHER).fits
+    assert asked(two_models(), Ask(4, models=("H100",))).code == Code.WINDOW_EATS_GUARANTEES
+    mine = Reservation(1, RED, 1, 1, EITHER, NOW + HOUR, NOW + 2 * HOUR)
+    assert witness_of(two_models(reservations=(mine,))) == {1: [20, 21, 22, 23]}
+    assert witness_of(two_models(reservations=(replace(mine, may_exceed_guarantee=True),))) == {1: [10, 11, 12, 13]}
+
+
+def test_a_promise_of_several_models_is_kept_when_the_guarantees_have_changed_since() -> None:
+    mine = Reservation(1, RED, 1, 1, EITHER, NOW + HOUR, NOW + 2 * HOUR)
+    all_blue = (Quota(BLUE, 1, "H100", 4 * GPU), Quota(BLUE, 1, "A100", 4 * GPU), Quota(RED, 1, "A100", 0))
+    assert witness_of(replace(two_models(reservations=(mine,)), quotas=all_blue)) == {1: [10, 11, 12, 13]}
+
+
+def used_up(team: int, until: int, again: int) -> Quota:
+    return Quota(team, 1, "H100", 0, None, until, 100, guaranteed_again=again * GPU)
+
+
+def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() -> None:
+    tomorrow = {"start": NOW + 24 * HOUR, "end": NOW + 30 * HOUR}
+    blues = replace(pool_of(1), quotas=(Quota(RED, 1, "H100", 0), used_up(BLUE, NOW + 2 * HOUR, 8)))
+    assert asked(blues, Ask(8)).code == Code.WINDOW_EATS_GUARANTEES, "it comes back while that window lasts"
+    assert asked(blues, Ask(8), end=NOW + 2 * HOUR).fits
+    assert asked(blues, Ask(8), **tomorrow).code == Code.WINDOW_EATS_GUARANTEES
+    own = replace(pool_of(1), quotas=(used_up(RED, NOW + 2 * HOUR, 4), Quota(BLUE, 1, "H100", 4 * GPU)))
+    everything_of_blues = (booked(1, 4, NOW + 23 * HOUR, NOW + 31 * HOUR),)
+    assert asked(replace(own, reservations=everything_of_blues), Ask(4), **tomorrow).fits
+    assert asked(own, Ask(5), **tomorrow).code == Code.WINDOW_EATS_GUARANTEES

@@ -264,6 +264,18 @@ def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     return snapshot, replace(planned, bindings=(), unbound=(waits,))
 
 
+def two_models() -> Snapshot:
+    """A host of H100, all of them guaranteed to team 1, and a host of A100, all of them guaranteed to team 2."""
+    guaranteed = (Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 0), Quota(2, 1, "H100", 0), Quota(2, 1, "A100", 8 * GPU))
+    alone = replace(world(), queued=(), running=(), reservations=(), quotas=guaranteed)
+    return replace(alone, units=(*units_of(1), *units_of(2, model="A100")), pools=alone.pools[:1], hosts=alone.hosts[:2])
+
+
+def bound_to_what_others_are_guaranteed(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    either = Reservation(9, 2, 1, 1, Ask(8, models=("H100", "A100")), NOW, NOW + HOUR)
+    return replace(two_models(), reservations=(either,)), Plan(7, bindings=(Binding(9, ALL_OF_ONE),))
+
+
 def nobody_told(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """A reservation of the whole pool starts in half a minute, and team 2's work is left in peace."""
     soon = Reservation(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
@@ -441,6 +453,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "an eviction of somebody the beneficiary does not name": (refusal(2, blockers=(51,)), "told to wait for others"),
     "a reservation that waits while its units lie free": (not_bound, "units lie free for it"),
+    "a binding to the model that others are guaranteed": (bound_to_what_others_are_guaranteed, "not to its team's A100"),
     "borrowers whom nobody tells": (nobody_told, "nobody is told to leave its units"),
     "a borrower told to go for a reservation that has enough": (told_for_nothing, "has enough units without it"),
     "a binding to a closed host": (row("hosts", 1, accepts=False), "which is not in service"),
@@ -655,6 +668,21 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
     ),
     "a yes that eats what others are guaranteed": (
         replace(world(), running=(), reservations=()),
+        8,
+        YES,
+        "less than they are guaranteed",
+    ),
+    "a yes that eats what others are guaranteed of either model": (
+        replace(two_models(), quotas=(Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 8 * GPU), Quota(2, 1, "H100", 0))),
+        8,
+        YES,
+        "less than they are guaranteed: A100 at",
+    ),
+    "a yes that eats what others are guaranteed again by then": (
+        replace(
+            world(), running=(), reservations=(),
+            quotas=(Quota(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU), Quota(2, 1, "H100", 2 * GPU)),
+        ),
         8,
         YES,
         "less than they are guaranteed",

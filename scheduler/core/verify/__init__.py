@@ -56,6 +56,7 @@ PROMISES: dict[str, Check] = {
     "work inside a reservation belongs there": reservations.work_inside_belongs_there,
     "a promise that could be kept stays possible": reservations.promises_stay_possible,
     "a reservation is bound at its time to the units it asked for": reservations.bindings_are_right,
+    "a reservation of several models takes none that others are guaranteed": reservations.bindings_leave_others_their_guarantee,
     "a reservation that has begun without units says why": reservations.who_waits_for_units_is_told_why,
     "a reservation whose units lie free begins": reservations.a_reservation_that_can_begin_begins,
     "borrowers of reserved units are told in time": reservations.borrowers_are_told_in_time,

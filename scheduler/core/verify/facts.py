@@ -314,6 +314,13 @@ class Facts:
         quota = self.quotas.get(key)
         return 0 if quota is None else quota.guaranteed
 
+    def guarantee_at(self, key: TeamModel, moment: int) -> int:
+        """The same at a time to come: what was suspended since its GPU-hours are used up returns with the next period."""
+        quota = self.quotas.get(key)
+        if quota is not None and quota.used_up_until is not None and quota.used_up_until <= moment:
+            return quota.guaranteed_again
+        return self.guarantee(key)
+
     def is_static(self, pool: int) -> bool:
         return self.pools[pool].kind is PoolKind.STATIC
 

@@ -143,6 +143,28 @@ def _each_bound_unit(facts: Facts, reservation: Reservation, units: list[Unit], 
             yield f"{who} is bound to unit {unit.id}, which is not in service"
 
 
+def bindings_leave_others_their_guarantee(facts: Facts) -> Iterator[str]:
+    """Of the models that a reservation accepts it is not given one that others are guaranteed, where its team is guaranteed as
+    much of another. Looked at where nothing else is promised to the team meanwhile."""
+    for binding in facts.plan.bindings:
+        row = facts.reservations.get(binding.reservation)
+        if row is None or row.may_exceed_guarantee or facts.is_static(row.pool) or not binding.units:
+            continue
+        own = [r for r in facts.snapshot.reservations if r.id != row.id and (r.pool, r.team) == (row.pool, row.team)]
+        needs, start = _needs(facts, row.ask, row.pool), min(facts.now + facts.lead(row.pool), row.end - 1)
+        model = facts.units[binding.units[0]].model if binding.units[0] in facts.units else ""
+        if model not in needs or any(r.end > facts.now and r.start < row.end for r in own):
+            continue
+        better = [
+            name
+            for name, need in sorted(needs.items())
+            if name != model
+            and facts.held((row.pool, row.team, name)) + need <= facts.guarantee_at((row.pool, row.team, name), start)
+        ]
+        if better and _eaten_at(facts, model, needs[model], row.team, row.pool, (start, row.end)) is not None:
+            yield f"reservation {row.id} is bound to {model}, which others are guaranteed, and not to its team's {better[0]}"
+
+
 def who_waits_for_units_is_told_why(facts: Facts) -> Iterator[str]:
     """A reservation that has begun is bound, or exactly one reason with its numbers is given."""
     bound = {b.reservation for b in facts.plan.bindings}
@@ -297,22 +319,44 @@ def _is_held_in(facts: Facts, unit: Unit, start: int, end: int) -> bool:
 
 
 def _eaten_guarantees(facts: Facts, ask: Ask, team: int, pool: int, start: int, end: int) -> Iterator[str]:
-    """Asks for one model only: at every moment others could still have what they are guaranteed."""
-    kinds = [u for u in facts.kinds_by_pool.get(pool, {}).values() if serves(u, ask)]
-    if len(kinds) != 1:
-        return
-    model, need = kinds[0].model, ask.total_units * kinds[0].slots
-    own = facts.guarantee((pool, team, model))
+    """Of one model at least that it accepts: at every moment others could still have what they are guaranteed."""
+    eaten = []
+    for model, need in sorted(_needs(facts, ask, pool).items()):
+        moment = _eaten_at(facts, model, need, team, pool, (start, end))
+        if moment is None:
+            return
+        eaten.append(f"{model} at {moment}")
+    if eaten:
+        yield f"a yes, and others are left less than they are guaranteed: {', '.join(eaten)}"
+
+
+def _needs(facts: Facts, ask: Ask, pool: int) -> dict[str, int]:
+    """The slots that an ask takes of each model that serves it, at least."""
+    found: dict[str, int] = {}
+    for unit in facts.kinds_by_pool.get(pool, {}).values():
+        if serves(unit, ask):
+            need = ask.total_units * unit.slots
+            found[unit.model] = min(found.get(unit.model, need), need)
+    return found
+
+
+def _eaten_at(facts: Facts, model: str, need: int, team: int, pool: int, window: tuple[int, int]) -> int | None:
+    """The first moment at which ``need`` more slots of a model leave others less than they are guaranteed, if only what is
+    bound now were promised."""
+    start, end = window
     capacity = sum(
         u.slots for u in facts.units_by_pool[pool] if u.model == model and u.well and facts.is_open_from(u.host, start)
     )
     bound = [r for r in facts.snapshot.reservations if r.pool == pool and r.units and r.start < end and r.end > start]
-    for moment in sorted({start} | {r.start for r in bound if r.start > start}):
+    others = {t for (p, t, m) in facts.quotas if p == pool and m == model and t != team}
+    returns = {q.used_up_until for (p, _, m), q in facts.quotas.items() if (p, m) == (pool, model) and q.used_up_until}
+    for moment in sorted({start, *(at for at in {r.start for r in bound} | returns if start < at < end)}):
         promised: Counter[int] = Counter()
         for reservation in bound:
             if reservation.start <= moment < reservation.end:
                 promised[reservation.team] += facts.slots_by_model(reservation.units)[model]
-        others = {t for (p, t, m) in facts.quotas if p == pool and m == model and t != team}
-        rest = sum(max(facts.guarantee((pool, t, model)), promised[t]) for t in others)
-        if promised[team] + need > own and promised[team] + need + rest > capacity:
-            yield f"a yes, and at {moment} others are left less than they are guaranteed: {rest} of {capacity}"
+        rest = sum(max(facts.guarantee_at((pool, t, model), moment), promised[t]) for t in others)
+        own = promised[team] + need
+        if own > facts.guarantee_at((pool, team, model), moment) and own + rest > capacity:
+            return moment
+    return None
