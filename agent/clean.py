@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.meter import GpuProcess
+from agent.meter import GpuProcess, NoAnswer
 from agent.protocol import SampleRow
 from agent.state import StateError, read_kept, write_json
 from agent.strays import is_of_the_system
@@ -39,7 +39,10 @@ class Clean:
             self._before = kept["units"]
 
     def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
-        """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now."""
+        """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now.
+
+        Raises NoAnswer where that can't be known.
+        """
         if self._damage:
             return self._damage
         readings = {row.unit: row for row in rows}
@@ -47,13 +50,13 @@ class Clean:
         for unit in units:
             before, row = self._before.get(unit), readings.get(unit)
             if row is None:
-                return f"{unit} can't be asked whether it is clean"
+                raise NoAnswer(f"NVML does not tell of {unit}")
             if before is None:
                 continue
             if before.get("told_processes") and row.processes is None:
-                return f"{unit} can't be asked whether it is clean: who computes on it is not told any more"
+                raise NoAnswer(f"who computes on {unit} is not told any more")
             if before.get("memory_mib") is not None and row.memory_used_mib is None:
-                return f"{unit} can't be asked whether it is clean: its memory in use is not told any more"
+                raise NoAnswer(f"the memory in use on {unit} is not told any more")
             new = {each.pid for each in there if each.unit == unit} - set(_pids(before))
             if not all(map(is_of_the_system, new)):
                 return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant

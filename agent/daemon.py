@@ -339,10 +339,10 @@ class Agent:
             if wanted.unit_uuids and self._hardware.unread:
                 raise NoAnswer(self._hardware.unread)
             rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
+            left = self._clean.left(self.runs.wholly(wanted), rows, found)
         except NoAnswer as problem:
-            await self.runs.wait(wanted, f"waiting: the GPU can't be asked whether it is clean ({problem})")
+            await self.runs.wait_unread(wanted, str(problem))
             return
-        left = self._clean.left(self.runs.wholly(wanted), rows, found)
         if left:
             await self.runs.wait(wanted, f"waiting: {left}")
             return

@@ -139,6 +139,7 @@ class RunSeen:
     host_full: bool = False
     saved: bool = False  # it has acknowledged a checkpoint since its notice
     prepared: bool = False  # a member of a gang that could begin here at once, and waits for the others
+    gpu_unreadable: bool = False  # with start_failed: its GPUs could not be asked whether they are clean: the host's matter, too
     # With an end that nobody ordered and that was not good: what its GPUs told in its last minutes, like "xid:79", each code once.
     gpu_events: list[str] = field(default_factory=list)
 

@@ -98,6 +98,7 @@ class Run:
             activity=self.activity,
             prolog_failed=bool(self.ended.get("prolog_failed")),
             host_full=bool(self.ended.get("host_full")),
+            gpu_unreadable=bool(self.ended.get("gpu_unreadable")),
             gpu_events=list(self.gpu_events or ()) if self.ended else [],
         )
 
@@ -119,6 +120,7 @@ class Waiting:
     prepared: bool = False  # only the gang is waited for
     begun: bool = False  # it is written down: nothing else is waited for
     again_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
+    unread_since: float | None = None  # CLOCK_BOOTTIME: its GPUs can't be asked whether they are clean
     held_by: str = ""  # who has the lock that no run of this host accounts for
     asked_at: float = 0.0  # CLOCK_BOOTTIME: when that was looked for last
 

@@ -57,6 +57,7 @@ GPU_WORD_SECONDS = 2.0  # that the GPUs of a run that failed may take to say wha
 LAST_MINUTES_SECONDS = 300.0  # of a run: what its GPUs told then may be what it failed of
 TOLD_AFTER_SECONDS = 10.0  # the driver's word may be noted a little later than the end
 UNEXPLAINED_SECONDS = 5.0  # that a lock is waited for before somebody is looked for who has it without a run
+UNREAD_SECONDS = 60.0  # that a start waits for a GPU that can't be asked whether it is clean
 LOOK_AGAIN_SECONDS = 1.0  # at GPUs that were not as clean as a start needs them
 LOOK_SECONDS, PLACE_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
 LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 2000  # with less on the disk nothing new is started; what runs goes on
@@ -273,8 +274,21 @@ class Runs:
         """It can't start yet, and says why; after a long while it is given up."""
         entry = self.waiting.setdefault(wanted.run, Waiting(wanted, boottime(), ""))
         entry.step, entry.prepared, entry.again_at = step, False, boottime() + LOOK_AGAIN_SECONDS
+        entry.unread_since = None
         if boottime() - entry.since > LONGEST_WAIT_SECONDS:
             await self.refuse(wanted, "start_failed", step)
+
+    async def wait_unread(self, wanted: RunWanted, problem: str) -> None:
+        """It can't start as long as its GPUs can't be asked whether they are clean: given up sooner, for it is not its matter."""
+        before = self.waiting.get(wanted.run)
+        since = before.unread_since if before is not None and before.unread_since is not None else boottime()
+        step = f"waiting: the GPU can't be asked whether it is clean ({problem})"
+        await self.wait(wanted, step)
+        if (entry := self.waiting.get(wanted.run)) is None:
+            return
+        entry.unread_since = since
+        if boottime() - since > UNREAD_SECONDS:
+            await self.refuse(wanted, "start_failed", step, gpu_unreadable=True)
 
     async def is_due(self, wanted: RunWanted) -> bool:
         """May it be tried now? Not while others hold its units, and what waited a moment ago waits on for a moment."""
@@ -486,12 +500,16 @@ class Runs:
     def _write_spec(self, run: Run, wanted: RunWanted, place: tenants.Place, own: list[int]) -> None:
         write_json(run.folder / "spec.json", {**environment.spec(self, run, wanted, place), "own_fds": own})
 
-    async def refuse(self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False) -> None:
+    async def refuse(
+        self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False, gpu_unreadable: bool = False
+    ) -> None:
         """Keep a run that never was, as ended, until the server has heard it. ``host_full``: for that, whosever files they are."""
         log.warning("run %s is not started: %s", wanted.run, why)
         ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
         if host_full:
             ended["host_full"] = True
+        if gpu_unreadable:
+            ended["gpu_unreadable"] = True
         run = Run(self.state.runs / wanted.run, described(wanted), ended=ended)
         try:
             await self._written(wanted, lambda: self._write_refused(run, wanted))

@@ -17,7 +17,8 @@ from scheduler.states import PROMISED, RunState, WorkloadState, change_state
 RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
 COMES_BACK = (Code.EVICTED_FOR_GUARANTEE, Code.EVICTED_FOR_PRIORITY, Code.EVICTED_FOR_RESERVATION, Code.DRAINED)
 LOST = (Code.HOST_LOST, Code.LEASE_LOST, Code.GPU_ERROR, Code.START_FAILED, Code.DISK_RAN_LOW)
-HOSTS_OWN = (Code.PROLOG_FAILED, Code.HOST_FULL)  # of the operator's program, of the disk: costs the workload nothing but time
+# Of the operator's program, of the disk, of the driver: costs the workload nothing but time.
+HOSTS_OWN = (Code.PROLOG_FAILED, Code.HOST_FULL, Code.GPU_UNREADABLE)
 PROLOG_WAIT_SECONDS = 60  # until its host is closed by the breaker, or put right
 ITS_OWN_FAULT = (Code.FAILED, Code.OUT_OF_MEMORY, Code.OUT_OF_DISK, Code.KILLED_AT_GRACE)
 MOST_LOST_ATTEMPTS = 5

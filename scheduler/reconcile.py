@@ -268,6 +268,8 @@ def _outcome(run: Run, told: RunSeen) -> str:
         return str(Code.PROLOG_FAILED)
     if told.host_full and told.outcome == Code.START_FAILED:
         return str(Code.HOST_FULL)
+    if told.gpu_unreadable and told.outcome == Code.START_FAILED:
+        return str(Code.GPU_UNREADABLE)
     if told.host_full and told.outcome == Code.OUT_OF_DISK:
         return str(Code.DISK_RAN_LOW)
     known = {code.value for code in Code}

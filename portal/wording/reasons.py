@@ -196,6 +196,9 @@ REASONS: dict[str, Sentence] = {
     "time_limit": lambda f: "It reached its longest runtime.",
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
+    "gpu_unreadable": lambda f: (
+        "The driver of its host did not answer whether its GPU is clean. It is tried again, and none of its retries is used."
+    ),
     "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
     "host_full": lambda f: (
         f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."

@@ -35,6 +35,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "start_failed": ("failed", "Could not start", "failed"),
     "prolog_failed": ("failed", "Could not start", "failed"),
     "host_full": ("failed", "Could not start", "failed"),
+    "gpu_unreadable": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
     "dependency_never_met": ("cancelled", "Never its turn", "ended"),

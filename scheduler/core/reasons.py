@@ -74,5 +74,6 @@ class Code(StrEnum):
     START_FAILED = "start_failed"
     PROLOG_FAILED = "prolog_failed"
     HOST_FULL = "host_full"
+    GPU_UNREADABLE = "gpu_unreadable"
     DRAINED = "drained"
     DEPENDENCY_NEVER_MET = "dependency_never_met"

@@ -28,7 +28,7 @@ PREEMPTED_CODES = frozenset(
         "evicted_for_reservation",
     }
 )
-HARDWARE_CODES = frozenset({"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full"})
+HARDWARE_CODES = frozenset({"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"})
 
 
 class Bucket(StrEnum):

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from agent import nvml_meter
+from agent import runs as agent_runs
 from agent.clean import Clean
 from agent.known_hardware import KnownHardware, with_lost
+from agent.launchers import Plain
 from agent.meter import Hardware, NoAnswer
 from agent.nvml_meter import NvmlMeter
 from agent.protocol import GpuSeen, SampleRow, UnitSeen
+from agent.runs import Runs
+from agent.state import State
 from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_nvml import library, says
@@ -157,6 +161,23 @@ async def test_a_driver_that_loads_slowly_at_the_start_does_not_count_as_hung(
     await meter.close()
 
 
+async def test_a_start_whose_gpu_can_not_be_asked_is_given_up_as_the_hosts_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path / "state")
+    hardware = Hardware([gpu(0, "GPU-a")])
+    runs = Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    wanted = job("true", units=["GPU-a"])
+    await runs.wait_unread(wanted, "no driver")
+    (seen,) = runs.seen()
+    assert seen.state == "starting" and "can't be asked whether it is clean (no driver)" in seen.step
+    await runs.wait(wanted, "waiting: 5 MiB of an earlier workload are still in use")
+    monkeypatch.setattr(agent_runs, "UNREAD_SECONDS", -1.0)
+    await runs.wait_unread(wanted, "no driver")
+    (seen,) = runs.seen()
+    assert (seen.state, seen.outcome, seen.gpu_unreadable) == ("ended", "start_failed", True)
+
+
 def gpu(index: int, name: str, bus: str = "") -> GpuSeen:
     return GpuSeen(index, name, "H100-80GB", 81559, pci_bus_id=bus, units=[UnitSeen(name, "", 0, 840, 81559)])
 
@@ -197,12 +218,15 @@ def row(memory: int | None, processes: int | None) -> SampleRow:
 
 def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(tmp_path: Path) -> None:
     clean = Clean(tmp_path / "units.json", "a boot")
-    assert "can't be asked" in clean.left(["GPU-a"], [], []), "NVML does not know it"
+    with pytest.raises(NoAnswer, match="does not tell of GPU-a"):
+        clean.left(["GPU-a"], [], [])
     assert clean.left(["GPU-a"], [row(None, None)], []) == "", "no tenant was there since the boot"
     clean.begins(["GPU-a"], [row(900, 0)], [])
     again = Clean(tmp_path / "units.json", "a boot")
-    assert "memory in use" in again.left(["GPU-a"], [row(None, 0)], [])
-    assert "who computes" in again.left(["GPU-a"], [row(900, None)], [])
+    with pytest.raises(NoAnswer, match="memory in use"):
+        again.left(["GPU-a"], [row(None, 0)], [])
+    with pytest.raises(NoAnswer, match="who computes"):
+        again.left(["GPU-a"], [row(900, None)], [])
     assert again.left(["GPU-a"], [row(900, 0)], []) == ""
     again.begins(["GPU-a"], [row(None, None)], [])
     assert again.left(["GPU-a"], [row(None, None)], []) == "", "one that never tells is not waited for"

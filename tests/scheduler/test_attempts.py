@@ -35,6 +35,7 @@ SECOND = dt.timedelta(seconds=1)
         ("", Code.PROLOG_FAILED, Code.PROLOG_FAILED, True),
         (Code.CANCELLED, Code.PROLOG_FAILED, Code.CANCELLED, False),
         ("", Code.HOST_FULL, Code.HOST_FULL, True),
+        ("", Code.GPU_UNREADABLE, Code.GPU_UNREADABLE, True),
         ("", Code.OUT_OF_DISK, Code.OUT_OF_DISK, True),
         ("", Code.DISK_RAN_LOW, Code.DISK_RAN_LOW, True),
         (Code.CANCELLED, Code.DISK_RAN_LOW, Code.CANCELLED, False),
@@ -94,7 +95,7 @@ def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
     table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
     known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
-    assert len(known) == 17 and known == {outcome for _, outcome, *_ in _documented()}
+    assert len(known) == 18 and known == {outcome for _, outcome, *_ in _documented()}
 
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:

@@ -112,7 +112,7 @@ def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
 # -- a start that failed -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outcome", ["start_failed", "prolog_failed", "host_full", "disk_ran_low"])
+@pytest.mark.parametrize("outcome", ["start_failed", "prolog_failed", "host_full", "gpu_unreadable", "disk_ran_low"])
 def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World, outcome: str) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)

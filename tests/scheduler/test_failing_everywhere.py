@@ -42,7 +42,7 @@ def test_one_that_could_not_start_on_three_hosts_ends_with_their_number(world: W
     assert (done.state, done.outcome, done.outcome_numbers["failed_on_hosts"]) == ("ended", "start_failed", 3)
 
 
-@pytest.mark.parametrize("outcome", ["prolog_failed", "host_full"])
+@pytest.mark.parametrize("outcome", ["prolog_failed", "host_full", "gpu_unreadable"])
 def test_what_is_its_hosts_own_matter_burns_nothing_of_the_workload(world: World, outcome: str) -> None:
     work = workload(world, world.vision, most_retries=2)
     for minute, host in enumerate(["alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha"]):
@@ -51,7 +51,7 @@ def test_what_is_its_hosts_own_matter_burns_nothing_of_the_workload(world: World
         assert work.not_before is not None
 
 
-@pytest.mark.parametrize("said", ["prolog_failed", "host_full", ""])
+@pytest.mark.parametrize("said", ["prolog_failed", "host_full", "gpu_unreadable", ""])
 def test_an_agent_says_beside_a_failed_start_whose_matter_it_is(world: World, said: str) -> None:
     (agent,) = agents_of(world, "alpha")
     work = job(world, world.vision, 1, world.now)
