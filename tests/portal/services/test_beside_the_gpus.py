@@ -55,7 +55,7 @@ def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: W
 
 
 def test_notebooks_and_copies_have_it_too(sized: World) -> None:
-    given: dict[str, Any] = {"cpu_milli": 4_000, "memory_mib": 32 * GIB, "min_compute_capability": 90, "labels_required": {}, "nvlink": True}
+    given: dict[str, Any] = {"cpu_milli": 4_000, "memory_mib": 32 * GIB, "min_compute_capability": 90, "nvlink": True}
     made = workloads.launch_notebook(
         actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **given
     )
