@@ -7,7 +7,7 @@ Samples and health go to ``telemetry.agent_api``, which also knows ``Desired.com
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from agent.protocol import (
@@ -103,10 +103,10 @@ def sync_unchanged(host_id: int, credentials: Sequence[str], observed: Observed,
     return heartbeat.unchanged(host_id, credentials, observed, now)
 
 
-def sync(host_id: int, observed: Observed, now: datetime) -> Desired:
-    """Take in a report and answer what should be so. Raises AgentRefused."""
+def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> Desired:
+    """Take in a report and answer what should be so. ``gpu_faults`` as for ``reconcile.observe``. Raises AgentRefused."""
     host = _host(host_id)
-    reconcile.observe(host, observed, now)
+    reconcile.observe(host, observed, now, gpu_faults)
     host.refresh_from_db()
     return reconcile.desired(host, now)
 

@@ -44,16 +44,18 @@ def advance_run(run: Run, new: RunState, at: datetime) -> bool:
     return change_state(run, "state", old=old, new=new, **also)
 
 
-def end_run(run: Run, *, outcome: str, exit_code: int | None, at: datetime, now: datetime) -> bool:
+def end_run(
+    run: Run, *, outcome: str, exit_code: int | None, at: datetime, now: datetime, gpu_events: Sequence[str] = ()
+) -> bool:
     """The host has confirmed that nothing of this run is left, as of ``at``: its slots are free. False when it had ended.
 
-    ``at`` is held between the placement and ``now``.
+    ``at`` is held between the placement and ``now``. ``gpu_events``: the codes of what its own GPUs told, which it failed of.
     """
     at = min(max(at, run.placed_at + SHORTEST_HOLD), max(now, run.placed_at + SHORTEST_HOLD))
-    outcome = _its_own(run, outcome)
+    outcome = outcome if gpu_events else _its_own(run, outcome)
     if run.state == RunState.ENDED or not change_state(
         run, "state", old=RunState(run.state), new=RunState.ENDED, ended_at=at, outcome=outcome, exit_code=exit_code,
-        missing_since=None,
+        missing_since=None, gpu_events=list(gpu_events),
     ):  # fmt: skip
         return False
     still_open = Allocation.objects.filter(run=run, period__upper_inf=True)
@@ -186,7 +188,7 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     if bad and gangs.is_gang(workload) and decided.code in (*LOST, *HOSTS_OWN, *ITS_OWN_FAULT):
         gangs.record_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
-        where = {**_avoided(workload, runs, now), **_where_saved(workload)}
+        where = {**_avoided(workload, runs, now), **_where_saved(workload), "reason_numbers": _event(told)}
         _queue_again(workload, decided, {**where, **_makes_room_for(workload, runs)}, now)
     else:
         _end(workload, decided, told, ended_at, hosts)
@@ -246,8 +248,13 @@ def _queue_again(workload: Workload, decided: Verdict, where: Mapping[str, objec
         failures=workload.failures + decided.failures, lost_attempts=workload.lost_attempts + decided.lost,
         evicted_for_workload=None, evicted_for_reservation=None,
         stop_requested="", gone_by=None, borrowed_slots=0, idle_warned_at=None, reason_code=str(decided.code),
-        reason_numbers={}, blockers=[], **where,
+        blockers=[], **where,
     )  # fmt: skip
+
+
+def _event(told: Run) -> dict[str, object]:
+    """What its GPU told, for the sentence of its outcome."""
+    return {"event": ", ".join(told.gpu_events)} if told.gpu_events else {}
 
 
 def _hosts_failed_on(workload: Workload) -> int:
@@ -275,6 +282,7 @@ def _end(workload: Workload, decided: Verdict, told: Run, ended_at: datetime, ho
         numbers["failed_on_hosts"] = hosts
     if told.exit_code is not None:
         numbers["exit_code"] = told.exit_code
+    numbers |= _event(told)
     if told.outcome != decided.code:
         numbers["run_outcome"] = told.outcome
     change_state(

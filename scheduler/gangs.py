@@ -98,6 +98,8 @@ def record_end(workload: Workload, told: Run, code: str, *, restarts: bool, now:
     numbers: dict[str, Any] = {"rank": told.rank, "host": told.host.name, "attempt": workload.attempt}
     if told.exit_code is not None:
         numbers["exit_code"] = told.exit_code
+    if told.gpu_events:
+        numbers["event"] = ", ".join(told.gpu_events)
     epoch = Leader.objects.values_list("epoch", flat=True).first() or 0
     kind = Decision.Kind.RESTARTED if restarts else Decision.Kind.ENDED
     Decision.objects.create(workload=workload, kind=kind, code=code, numbers=numbers, epoch=epoch, at=now)

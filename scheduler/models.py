@@ -606,6 +606,9 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     outcome = models.CharField(max_length=30, default="", blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
+    gpu_events = models.JSONField(
+        default=list, blank=True, help_text="what its GPUs told in its last minutes and it failed of, like xid:79"
+    )
     grace_seconds = models.PositiveIntegerField(
         default=30, help_text="of its pool when it was placed, as its host was told: its shim keeps to that one"
     )

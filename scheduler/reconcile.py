@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,15 +40,16 @@ class AgentRefused(Exception):
 # -- observed ------------------------------------------------------------------------------------------------------------
 
 
-def observe(host: Host, observed: Observed, now: datetime) -> None:
-    """Take in what an agent reports of its host. Raises AgentRefused, after writing down who was turned away."""
+def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> None:
+    """Take in what an agent reports of its host. ``gpu_faults``: which codes of hardware events are the GPU's fault and nobody's
+    program's. Raises AgentRefused, after writing down who was turned away."""
     with transaction.atomic():
         if diagnostics.may_take_out(host, observed.diagnostics):
             locks.pools([host.pool_id])
         fresh = locks.hosts([host.pk])[host.pk]
         refusal = _refusal(fresh, observed, now)
         if refusal is None:
-            _observe(fresh, observed, now)
+            _observe(fresh, observed, now, gpu_faults)
         else:
             note_refused_agent(
                 fresh.pk, reason=refusal.reason, code=refusal.code, instance=observed.instance, boot_id=observed.boot_id,
@@ -87,14 +88,14 @@ def _may_still_keep(host: Host, heard_at: datetime | None, now: datetime) -> boo
     return heard_at is not None and now - heard_at < timedelta(seconds=leases.silent_after([host])[host.pk])
 
 
-def _observe(host: Host, observed: Observed, now: datetime) -> None:
+def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str]) -> None:
     heard_before = host.last_sync_at
     rebooted = observed.boot_id != host.boot_id
     inventory.write(host, observed.inventory, now)
     diagnostics.take_in(host, observed.diagnostics, now)
     geometry.take_in(host, observed.geometries, now)
     seen = {key: run for run in observed.runs if (key := public_id(run.run)) is not None}
-    _take_in_runs(host, seen, heard_before, rebooted, now)
+    _take_in_runs(host, seen, heard_before, rebooted, now, gpu_faults)
     if rebooted:
         _forgive_reboot(host, observed)
     Host.objects.filter(pk=host.pk).update(
@@ -115,8 +116,9 @@ def _forgive_reboot(host: Host, observed: Observed) -> None:
 
 
 def _take_in_runs(
-    host: Host, seen: dict[uuid.UUID, RunSeen], heard_before: datetime | None, rebooted: bool, now: datetime
-) -> None:
+    host: Host, seen: dict[uuid.UUID, RunSeen], heard_before: datetime | None, rebooted: bool, now: datetime,
+    gpu_faults: Collection[str],
+) -> None:  # fmt: skip
     rows = Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
     left = _left_behind(host)
     pairs = [(run, None if run.pk in left else _told(seen, run)) for run in rows]
@@ -127,7 +129,7 @@ def _take_in_runs(
     elsewhere = _may_still_keep(host, host.agent_before_heard_at, now)
     for run, told in pairs:
         if told is not None:
-            _take_in(run, told, heard_before, now)
+            _take_in(run, told, heard_before, now, gpu_faults)
         elif run.workload_id in workloads and not elsewhere:
             _take_in_absence(run, heard_before, rebooted, now, is_left=run.pk in left)
     for workload in workloads.values():
@@ -169,15 +171,25 @@ def _newly_prepared(run: Run, told: RunSeen) -> bool:
     return told.prepared and run.prepared_at is None
 
 
-def _take_in(run: Run, told: RunSeen, heard_before: datetime | None, now: datetime) -> None:
+def _take_in(
+    run: Run, told: RunSeen, heard_before: datetime | None, now: datetime, gpu_faults: Collection[str]
+) -> None:
     _take_in_details(run, told, now)
     if told.state == RunState.ENDED:
         at = moment(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
             at = max(at, heard_before)  # it was there at the last frame, whatever the host's clock says
-        attempts.end_run(run, outcome=_outcome(run, told), exit_code=told.exit_code, at=at, now=now)
+        outcome = _outcome(run, told)
+        events = _failed_of(told, gpu_faults) if outcome == Code.FAILED else []
+        outcome = str(Code.GPU_ERROR) if events else outcome
+        attempts.end_run(run, outcome=outcome, exit_code=told.exit_code, at=at, now=now, gpu_events=events)
     elif told.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
         attempts.advance_run(run, RunState(told.state), now)
+
+
+def _failed_of(told: RunSeen, gpu_faults: Collection[str]) -> list[str]:
+    """What its GPUs told that no program brings about, so that one which failed then has failed of it."""
+    return sorted({code for code in told.gpu_events if code in gpu_faults})
 
 
 def is_news(run: Run, told: RunSeen, now: datetime) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import redis
@@ -12,17 +12,19 @@ from django.conf import settings
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from agent.protocol import Health, SampleBatch, StraySeen
+from agent.protocol import Health, RunSeen, SampleBatch, StraySeen
 from scheduler.models import Gpu, Host
 from telemetry import strays
+from telemetry.health import CLOSES
 from telemetry.ingest import STREAM, entry_of
-from telemetry.models import HealthEvent, SampleWatermark
+from telemetry.models import HealthEvent, HealthRule, SampleWatermark
 
 log = logging.getLogger(__name__)
 
 STREAM_LENGTH = 20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
 NUDGED = "gpupool:telemetry:nudged"
 NUDGE_LIFE_MS = 1_000
+MOST_CODES = 50  # of one run
 INGEST_TASK, HEALTH_TASK = "telemetry.tasks.ingest_stream", "telemetry.tasks.health"
 
 _connections: dict[str, redis.Redis] = {}
@@ -77,6 +79,16 @@ def accept_health(host_id: int, health: Health, now: datetime) -> bool:
     if created:
         transaction.on_commit(lambda: _nudge(HEALTH_TASK), robust=True)
     return created
+
+
+def gpu_faults(runs: Iterable[RunSeen]) -> frozenset[str]:
+    """Which codes that these runs' GPUs told take a GPU or its host out of use, by the table of hardware events, and are no
+    program's doing. One query where any was told."""
+    codes = {code for run in runs for code in run.gpu_events[:MOST_CODES] if code.isprintable()}
+    if not codes:
+        return frozenset()
+    rules = HealthRule.objects.filter(code__in=codes, action__in=CLOSES).exclude(counts=HealthRule.Counts.PEOPLE)
+    return frozenset(rules.values_list("code", flat=True))
 
 
 def accept_strays(host_id: int, seen: Sequence[StraySeen], now: datetime) -> None:

@@ -65,7 +65,7 @@ def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: d
     if wanted is None:
         _check(host, credentials, now)
         with _refusals():
-            wanted = scheduler_api.sync(host.id, observed, now)
+            wanted = scheduler_api.sync(host.id, observed, now, telemetry_api.gpu_faults(observed.runs))
     if observed.strays is not None:
         telemetry_api.accept_strays(host.id, observed.strays, now)
     return _whole(host, wanted)

@@ -12,6 +12,7 @@ from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards
 from portal.wording import expected_starts, reasons, work_states
+from scheduler.core.reasons import Code
 from scheduler.models import Run, Workload
 
 
@@ -46,7 +47,11 @@ def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
     runs: list[Run] = found["runs"]
     first = runs[0]
     outcome = next((run.outcome for run in runs if run.outcome), "")
-    numbers = {"exit_code": next((run.exit_code for run in runs if run.exit_code is not None), None), "ran": True}
+    exit_code = next((run.exit_code for run in runs if run.exit_code is not None), None)
+    numbers: dict[str, Any] = {"exit_code": exit_code, "ran": True}
+    told = next((run.gpu_events for run in runs if run.gpu_events), None)
+    if told is not None:
+        outcome, numbers = str(Code.GPU_ERROR), numbers | {"event": ", ".join(told)}
     if piece.stop is not None and found["number"] == piece.workload.attempt:
         numbers |= home_cards.who_stopped(piece, user)
     move: Move | None = found["move"]

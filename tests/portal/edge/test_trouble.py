@@ -62,12 +62,12 @@ async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_a
     real = scheduler_api.sync
     cut: list[int] = []
 
-    def cut_once(host_id: int, frame: protocol.Observed, now: dt.datetime) -> protocol.Desired:
+    def cut_once(host_id: int, frame: protocol.Observed, now: dt.datetime, faults: frozenset[str]) -> protocol.Desired:
         """The server ends the connection when the report is taken in and its answer is not read yet."""
-        answer = real(host_id, frame, now)
+        answer = real(host_id, frame, now, faults)
         if not cut:
             cut.append(cut_database_connections(database_url()))
-            return real(host_id, frame, now)
+            return real(host_id, frame, now, faults)
         return answer
 
     monkeypatch.setattr(scheduler_api, "sync", cut_once)

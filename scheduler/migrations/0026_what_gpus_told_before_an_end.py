@@ -1,0 +1,19 @@
+"""What of a run's GPUs made it fail is kept with its end."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("scheduler", "0025_gpus_that_are_missing")]
+
+    operations = [
+        migrations.AddField(
+            model_name="run",
+            name="gpu_events",
+            field=models.JSONField(
+                blank=True,
+                default=list,
+                help_text="what its GPUs told in its last minutes and it failed of, like xid:79",
+            ),
+        ),
+    ]

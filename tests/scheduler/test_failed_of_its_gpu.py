@@ -1,0 +1,103 @@
+"""A program that dies of its GPU has not failed by itself: it comes back, and the time is not its owner's."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from portal.edge import hosts as edge
+from portal.selectors.work import Piece
+from portal.web import attempts as pages
+from scheduler.models import Allocation, Decision, Host, Run, Workload
+from scheduler.services.agents import PREFIX
+from telemetry import agent_api
+from telemetry.core.charging import HARDWARE_CODES
+from tests.fakes import FakeAgent
+from tests.scheduler.test_agents_and_hosts import agents_of, start
+from tests.scheduler.test_gangs import placed
+from tests.scheduler.test_life_of_a_job import job
+from tests.world import World
+
+SECOND = dt.timedelta(seconds=1)
+
+
+def ends(agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "failed", exit_code: int = 139) -> Run:
+    """The agent's one run ends so, and its GPUs told this; as the edge takes it in."""
+    (key,) = agent.running
+    agent.end(key, at, outcome=outcome, exit_code=exit_code)
+    agent.runs[key] = replace(agent.runs[key], gpu_events=events)
+    own = f"{PREFIX}.{agent.host.pk}.secret"
+    Host.objects.filter(pk=agent.host.pk).update(credential_hash=hashlib.sha256(own.encode()).hexdigest())
+    edge.sync(edge.KnownHost(agent.host.pk, agent.host.name), [own], agent.observed(), at)
+    return Run.objects.get(public_id=key)
+
+
+def running(world: World, **wish: object) -> tuple[Workload, FakeAgent]:
+    (agent,) = agents_of(world, "alpha")
+    workload = job(world, world.vision, 1, world.now, **wish)
+    start(world, [agent], world.now)
+    return workload, agent
+
+
+@pytest.mark.parametrize("events", [["xid:79"], ["xid:13", "recovery:gpu_reset"], ["xid:48"]])
+def test_who_fails_as_its_gpu_does_comes_back_and_is_not_charged(world: World, events: list[str]) -> None:
+    workload, agent = running(world)
+    run = ends(agent, world.now + 60 * SECOND, events)
+    workload.refresh_from_db()
+    assert (run.outcome, run.exit_code, run.gpu_events) == ("gpu_error", 139, events[-1:])
+    assert (workload.state, workload.reason_code, workload.lost_attempts, workload.failures) == ("queued", "gpu_error", 1, 0)
+    assert workload.reason_numbers == {"event": events[-1]}
+    assert Allocation.objects.get(workload=workload).end_code in HARDWARE_CODES
+    row = pages.rows(Piece(workload), world.vision.member)[0]
+    assert events[-1] in row["why"] and "exit code" not in row["why"]
+
+
+@pytest.mark.parametrize("events", [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]])
+def test_what_a_program_may_bring_about_and_what_no_rule_knows_excuses_nobody(world: World, events: list[str]) -> None:
+    workload, agent = running(world)
+    run = ends(agent, world.now + 60 * SECOND, events)
+    workload.refresh_from_db()
+    assert (run.outcome, run.gpu_events, workload.state, workload.outcome) == ("failed", [], "ended", "failed")
+    assert workload.outcome_numbers == {"attempt": 1, "exit_code": 139}
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("out_of_memory", 137)])
+def test_only_what_failed_can_have_failed_of_it(world: World, outcome: str, code: int) -> None:
+    workload, agent = running(world)
+    assert ends(agent, world.now + 60 * SECOND, ["xid:79"], outcome, code).outcome == outcome
+    workload.refresh_from_db()
+    assert workload.outcome == outcome
+
+
+def test_a_notebook_that_dies_of_its_gpu_says_so_at_its_end(world: World) -> None:
+    workload, agent = running(world)
+    Workload.objects.filter(pk=workload.pk).update(kind="notebook")
+    ends(agent, world.now + 60 * SECOND, ["xid:79"])
+    workload.refresh_from_db()
+    assert (workload.state, workload.outcome) == ("ended", "gpu_error")
+    assert workload.outcome_numbers == {"attempt": 1, "exit_code": 139, "event": "xid:79"}
+
+
+def test_the_member_of_a_gang_whose_gpu_told_it_is_to_blame_before_the_table_acts(world: World) -> None:
+    workload, agents = placed(world)
+    for step in (1, 2):
+        for agent in agents:
+            agent.sync(world.now + step * SECOND)
+    now = world.now + 60 * SECOND
+    agents[0].end(agents[0].running[0], now, outcome="failed", exit_code=1)  # of the other, and told first
+    agents[0].sync(now)
+    ill = ends(agents[1], now + SECOND, ["xid:79"])
+    workload.refresh_from_db()
+    assert (ill.outcome, workload.state, workload.reason_code) == ("gpu_error", "queued", "gpu_error")
+    kept = Decision.objects.get(workload=workload, kind="restarted")
+    assert (kept.numbers["host"], kept.numbers["event"]) == (ill.host.name, "xid:79")
+
+
+def test_nothing_is_asked_where_no_gpu_told_anything(world: World, django_assert_num_queries: object) -> None:
+    workload, agent = running(world)
+    with django_assert_num_queries(0):  # type: ignore[operator]
+        assert agent_api.gpu_faults(agent.observed().runs) == frozenset()
+    assert Host.objects.get(pk=agent.host.pk).name == "alpha" and workload
