@@ -592,6 +592,7 @@ def _reservation(row: Reservation, units: list[int]) -> model.Reservation:
         end=seconds(row.end),
         units=tuple(sorted(units)),
         may_exceed_guarantee=row.may_exceed_guarantee,
+        user=row.owner_id,
     )
 
 

@@ -359,7 +359,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
         wish = _wish_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answer = engine.check_window(now=now, **wish.columns)
+    answer = engine.check_window(now=now, owner=submission.author, **wish.columns)
     fits = f"It fits: {wish.gpus:g} GPUs, {phrases.window(wish.start, wish.end)}."
     return {
         "fits": answer.fits,
@@ -379,7 +379,7 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
         wish = _series_wish(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answers = engine.check_windows(now=now, **wish.columns)
+    answers = engine.check_windows(now=now, owner=submission.author, **wish.columns)
     place = series.first_misfit(answers)
     worst = answers[place or 0]
     fits = (

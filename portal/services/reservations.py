@@ -125,7 +125,7 @@ def request_reservation(
     )  # fmt: skip
     why = why.strip()
     if wish.needs_approval:
-        refuse_unless_it_fits(engine.check_window(now=now, **wish.columns), wish)
+        refuse_unless_it_fits(engine.check_window(now=now, owner=actor, **wish.columns), wish)
         return submit(actor, Submission.Kind.RESERVATION, wish, wish.payload, why, now, via)
     with transaction.atomic():
         reservation = confirm(actor, wish, now)
@@ -175,7 +175,7 @@ def preview_reservation(
         **placing,
     )
     with asking(actor, now):
-        answer = engine.check_window(now=now, **wish.columns)
+        answer = engine.check_window(now=now, owner=actor, **wish.columns)
     price = money.price_of(pool=pool, models=wish.ask.models_wanted or models_of(pool), now=now)
     hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
     per_hour = None if price is None else rounded(price * Decimal(str(wish.gpus)))

@@ -77,7 +77,7 @@ def request_series(
     )  # fmt: skip
     why = why.strip()
     if wish.first.needs_approval:
-        refuse_unless_all_fit(engine.check_windows(now=now, **wish.columns), wish)
+        refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **wish.columns), wish)
         return submit(actor, Submission.Kind.SERIES, wish.first, wish.payload, why, now, via)
     with transaction.atomic():
         series = confirm(actor, wish, now)
@@ -109,7 +109,7 @@ def preview_series(
         may_exceed_guarantee=may_exceed_guarantee, **placing,
     )  # fmt: skip
     with asking(actor, now):
-        answers = engine.check_windows(now=now, **wish.columns)
+        answers = engine.check_windows(now=now, owner=actor, **wish.columns)
     worst = first_misfit(answers)
     price = money.price_of(pool=pool, models=wish.first.ask.models_wanted or models_of(pool), now=now)
     per_hour = None if price is None else price * Decimal(str(wish.first.gpus))

@@ -55,7 +55,9 @@ REASONS: dict[str, Sentence] = {
     ),
     # why it waits: until somebody or something changes
     "over_quota": lambda f: (
-        _never_within_quota(f)
+        _window_over_quota(f)
+        if f.get("at")
+        else _never_within_quota(f)
         if _more_than(f, "limit")
         else f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model()}"
         f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
@@ -66,7 +68,10 @@ REASONS: dict[str, Sentence] = {
         )
     ),
     "over_user_cap": lambda f: (
-        f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
+        f"One person may hold {f.slots('at most ', 'cap')} in this pool; this needs {f.slots('', 'need')} beside "
+        f"{f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; only an operator can allow more, when asked to."
+        if f.get("at")
+        else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
         if _more_than(f, "cap")
         else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
@@ -273,6 +278,14 @@ def _never_within_quota(f: Facts) -> str:
         "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
     )
 
+
+
+def _window_over_quota(f: Facts) -> str:
+    """Of a reservation."""
+    return (
+        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model()} promised or in use{f.time(' at ', 'at')}, and may hold "
+        f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
+    )
 
 
 def _how_it_has_to_end(f: Facts) -> str:

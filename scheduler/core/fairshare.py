@@ -156,6 +156,13 @@ class Ledger:
         """Slots the team may hold at most: its guarantee, and what it may borrow above that."""
         return self.guarantee(team, model) if self.pool.kind is PoolKind.STATIC else self.limit.get((team, model), 0)
 
+    def ceiling_at(self, team: int, model: str, moment: int) -> int:
+        """The same at a time to come."""
+        quota = self.used_up.get((team, model))
+        if quota is None or quota.used_up_until is None or moment < quota.used_up_until:
+            return self.ceiling(team, model)
+        return NO_LIMIT if quota.borrow_limit_again is None else quota.guaranteed_again + quota.borrow_limit_again
+
     def room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Room:
         """May ``need`` slots be added? Work that is not preemptible has to fit the guarantee together with what else of
         the team is not; the team's preemptible work is then what borrows, and what others may reclaim. Kept until the team is given

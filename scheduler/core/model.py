@@ -210,6 +210,7 @@ class Reservation:
     end: int
     units: tuple[int, ...] = ()
     may_exceed_guarantee: bool = False  # the approver let it eat into what others are guaranteed
+    user: int = 0  # its owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from scheduler.core import fit
 from scheduler.core.board import NEVER, NOBODY, Board, Ints, Mask, both
 from scheduler.core.model import (
     FULL_DISK_SECONDS,
+    WHOLE,
     Ask,
     Numbers,
     PoolKind,
@@ -27,6 +28,7 @@ from scheduler.core.model import (
 )
 from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
+from scheduler.core.topology import islands, nearest_first
 from scheduler.core.wishes import apart, wished_for
 
 GRAIN = 60  # reservations begin and end on whole minutes
@@ -94,11 +96,22 @@ class Stretch:
     reservation: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who asks for a reservation: ``user`` None where nobody's cap counts. Who ``may_exceed`` was allowed by an operator to take
+    what others are guaranteed, and more than the limits on borrowing and on one person; a closed budget may end borrowing."""
+
+    team: int
+    user: int | None = None
+    may_exceed: bool = False
+    may_borrow: bool = True
+
+
 class Promises:
     """Every stretch in which a unit can't be promised to a newcomer, and the witness units of each reservation."""
 
     def __init__(self, board: Board, exclude: int | None = None) -> None:
-        self.board = board
+        self.board, self.exclude = board, exclude
         self.fixed: list[Stretch] = []  # maintenance and reservations; running work is in ``held_until``
         self.held_until = self._held_until(exclude)
         self.witness: dict[int, list[int]] = {}  # reservation -> units; absent when it can't be kept at present
@@ -205,7 +218,7 @@ class Promises:
         passing, own = [], []
         for kind in kinds:
             model, need = board.kinds[kind].model, board.need_slots(reservation.ask, kind)
-            if guarantees_left(self, reservation.team, model, need, start, reservation.end)[0]:
+            if not over_claims(self, Claimant(reservation.team), model, need, start, reservation.end)[0]:
                 passing.append(kind)
             if need <= board.ledger.guarantee_at(reservation.team, model, start):
                 own.append(kind)
@@ -259,7 +272,8 @@ def fits_empty(board: Board, ask: Ask, kind: int, mask: Mask) -> bool:
 
 
 def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Like ``fit.choose``, but by what taking each unit would cost, then by its wishes, then tightest, then the lower host."""
+    """Like ``fit.choose``, but by what taking each unit would cost, then by its wishes, then in one NVLink island, then tightest,
+    then the lower host; of hosts that cost the same those near each other."""
     units = np.flatnonzero(mask & (board.kind == kind))
     if ask.nvlink:
         units = _cheapest_groups(board, ask, units, cost)
@@ -276,12 +290,42 @@ def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) ->
     host_cost = np.bincount(hosts[taken], weights=cost[units[taken]], minlength=len(board.hosts))
     candidates = np.flatnonzero(suitable)
     tightest = candidates[np.lexsort((candidates, counts[candidates]))]
-    ranks = wished_for(board.ground, ask, tightest, counts[tightest], np.arange(len(tightest)))
+    split = np.zeros(len(board.hosts), dtype=np.bool_)
+    if ask.units > 1 and ask.profile == WHOLE and islands(board.ground).matter:
+        taken, split = _in_one_island(board, ask, units, cost, taken, host_cost)
+    places = np.arange(len(tightest)) + len(tightest) * split[tightest]
+    ranks = wished_for(board.ground, ask, tightest, counts[tightest], places)
     by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
-    if ask.spread:  # of hosts that cost the same; nobody goes for a wish
-        spread = apart(board.ground, by_cost)
-        by_cost = spread[np.argsort(host_cost[spread], kind="stable")]
-    return [int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])]]
+    if ask.hosts > 1:  # of hosts that cost the same; nobody goes for a wish
+        front = by_cost[host_cost[by_cost] <= host_cost[by_cost[ask.hosts - 1]]]
+        sorted_ = apart(board.ground, by_cost) if ask.spread else nearest_first(board.ground, ask.hosts, front)
+        by_cost = sorted_[np.argsort(host_cost[sorted_], kind="stable")]
+    return sorted(int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])])
+
+
+def _in_one_island(
+    board: Board, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
+) -> tuple[Mask, Mask]:
+    """Which of ``units`` to take, as ``taken`` says, but in one NVLink island of a host where that costs no more: the smallest
+    that will do. And the hosts on which they would be in several."""
+    within = islands(board.ground)
+    of = within.of[units]
+    order = np.lexsort((np.arange(len(units)), cost[units], of))
+    order = order[of[order] >= 0]
+    members = np.bincount(of[order], minlength=len(within.host))
+    place = np.arange(len(order)) - (np.cumsum(members) - members)[of[order]]
+    first = order[place < ask.units]
+    price = np.bincount(of[first], weights=cost[units[first]], minlength=len(within.host))
+    will_do = np.flatnonzero((members >= ask.units) & (price <= host_cost[within.host]))
+    will_do = will_do[np.lexsort((will_do, members[will_do], within.host[will_do]))]
+    hosts, which = np.unique(within.host[will_do], return_index=True)
+    split = np.ones(len(board.hosts), dtype=np.bool_)
+    split[hosts] = False
+    chosen = np.zeros(len(within.host), dtype=np.bool_)
+    chosen[will_do[which]] = True
+    together = np.zeros(len(units), dtype=np.bool_)
+    together[first[chosen[of[first]]]] = True
+    return np.where(split[board.host_of[units]], taken, together), split
 
 
 def _cheapest_groups(board: Board, ask: Ask, units: Ints, cost: Ints) -> Ints:
@@ -303,14 +347,17 @@ def _cheapest_groups(board: Board, ask: Ask, units: Ints, cost: Ints) -> Ints:
 # -- reservations asked for ---------------------------------------------------------------------------------------
 
 
-def guarantees_left(promises: Promises, team: int, model: str, need: int, start: int, end: int) -> tuple[bool, Numbers]:
-    """May a team be promised ``need`` slots of a model for a window without touching what others are guaranteed?
+def over_claims(promises: Promises, whose: Claimant, model: str, need: int, start: int, end: int) -> Why:
+    """Why a team may not be promised ``need`` slots of a model for a window without touching what others are guaranteed, or
+    beyond what it may borrow; an empty code when it may.
 
     At every moment of the window: what the team would hold, plus for each other team the larger of its guarantee and
     what it is promised already, has to fit. Within its own guarantee a team is always within its rights. A guarantee whose
     GPU-hours are used up is in force again from the next period on.
     """
-    board, ledger = promises.board, promises.board.ledger
+    board, ledger, team = promises.board, promises.board.ledger, whose.team
+    if (team, model) not in ledger.guaranteed:
+        return Code.NO_QUOTA, numbers(models=[model], pool=board.pool.id, team=team)
     which = _of_model(board, model)
     capacity = int(board.slots[in_service(board, start) & which].sum())
     rows = promises.promised(which, start, end)
@@ -319,17 +366,47 @@ def guarantees_left(promises: Promises, team: int, model: str, need: int, start:
     others = {t for (t, m) in ledger.guaranteed if m == model} | {row[2] for row in rows}
     for moment in moments:
         promised: dict[int, int] = {}
-        for since, until, whose, slots in rows:
+        for since, until, holder, slots in rows:
             if since <= moment < until:
-                promised[whose] = promised.get(whose, 0) + slots
+                promised[holder] = promised.get(holder, 0) + slots
         guaranteed, mine = ledger.guarantee_at(team, model, moment), promised.get(team, 0)
         rest = sum(max(ledger.guarantee_at(t, model, moment), promised.get(t, 0)) for t in others if t != team)
         if mine + need > guaranteed and mine + need + rest > capacity:
             left = max(0, guaranteed - mine, capacity - rest - mine)
-            return False, numbers(
+            return Code.WINDOW_EATS_GUARANTEES, numbers(
                 at=moment, capacity=capacity, guaranteed=guaranteed, left=left, model=model, need=need, others=rest
             )
-    return True, ()
+        limit = ledger.ceiling_at(team, model, moment) if whose.may_borrow else guaranteed
+        if mine + need > limit:
+            return Code.OVER_QUOTA, numbers(
+                at=moment, guaranteed=guaranteed, held=mine, limit=limit, may_borrow=whose.may_borrow, model=model, need=need,
+                preemptible=False,
+            )  # fmt: skip
+    return "", ()
+
+
+def over_own_cap(promises: Promises, whose: Claimant, need: int, start: int, end: int) -> Why:
+    """Why one person's reservations would be more than one person may hold in the pool, or an empty code."""
+    board, cap = promises.board, promises.board.policy.most_slots_per_user
+    if cap is None or whose.user is None:
+        return "", ()
+    mine = [r for r in board.reservations if r.user == whose.user and r.id != promises.exclude]
+    mine = [r for r in mine if r.start < end and r.end > start]
+    size = {r.id: _slots_promised(promises, r) for r in mine}
+    for moment in sorted({start, *(r.start for r in mine if r.start > start)}):
+        held = sum(size[r.id] for r in mine if r.start <= moment < r.end)
+        if held + need > cap:
+            return Code.OVER_USER_CAP, numbers(at=moment, cap=cap, held=held, need=need)
+    return "", ()
+
+
+def _slots_promised(promises: Promises, reservation: Reservation) -> int:
+    """Of the units that it has or counts on; of the smallest that would do where there are none at present."""
+    board = promises.board
+    units = [board.unit_index[u] for u in reservation.units if u in board.unit_index] or promises.witness.get(reservation.id)
+    if units:
+        return int(board.slots[units].sum())
+    return min((board.need_slots(reservation.ask, kind) for kind in board.kinds_for(reservation.ask)), default=0)
 
 
 def _of_model(board: Board, model: str) -> Mask:
@@ -340,30 +417,36 @@ def _of_model(board: Board, model: str) -> Mask:
     return mask
 
 
-def _judge(
-    promises: Promises, ask: Ask, team: int, start: int, end: int, may_exceed_guarantee: bool
-) -> Why:
+def _judge(promises: Promises, ask: Ask, whose: Claimant, start: int, end: int) -> Why:
     """The code and numbers of why a window does not fit; an empty code when it does."""
     board = promises.board
     mask = promises.open_units(start, end)
     cost = promises._cost(start, None)
-    eaten: Why | None = None
+    first: Why | None = None
     for kind in board.kinds_for(ask):
         if cheapest_units(board, ask, kind, mask, cost) is None:
             continue
-        if may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+        why = _over_limits(promises, ask, kind, whose, start, end)
+        if not why[0]:
             return "", ()
-        model = board.kinds[kind].model
-        ok, why = guarantees_left(promises, team, model, board.need_slots(ask, kind), start, end)
-        if ok:
-            return "", ()
-        eaten = eaten or (Code.WINDOW_EATS_GUARANTEES, why)
-    if eaten is not None:
-        return eaten
+        first = first or why
+    if first is not None:
+        return first
     fitting = board.fitting(ask)
     return Code.WINDOW_FULL, numbers(
         free=int((mask & fitting).sum()), hosts=ask.hosts, need=ask.total_units, total=int(fitting.sum())
     )
+
+
+def _over_limits(promises: Promises, ask: Ask, kind: int, whose: Claimant, start: int, end: int) -> Why:
+    board = promises.board
+    if whose.may_exceed:
+        return "", ()
+    need = board.need_slots(ask, kind)
+    over = over_own_cap(promises, whose, need, start, end)
+    if over[0] or board.pool.kind is PoolKind.STATIC:
+        return over
+    return over_claims(promises, whose, board.kinds[kind].model, need, start, end)
 
 
 def never_fits(board: Board, ask: Ask, team: int) -> Why | None:
@@ -418,17 +501,21 @@ def window_answer(
     may_exceed_guarantee: bool = False,
     horizon: int = HORIZON,
     earliest: int | None = None,
+    user: int | None = None,
+    may_borrow: bool = True,
 ) -> WindowAnswer:
     """Would a reservation of ``ask`` for ``[start, end)`` keep every promise made so far?
 
     Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
-    guarantees of other teams unless ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
+    guarantees of other teams, what its team may borrow (nothing unless ``may_borrow``) and what ``user`` may hold, unless
+    ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
     windows of the same length that do, from ``earliest`` (``now``) to ``now + horizon``, on whole minutes.
     ``exclude_reservation`` is one that is being moved.
     """
     return window_answers(
-        snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest
-    )[0]
+        snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest, user,
+        may_borrow,
+    )[0]  # fmt: skip
 
 
 def window_answers(
@@ -442,6 +529,8 @@ def window_answers(
     may_exceed_guarantee: bool = False,
     horizon: int = HORIZON,
     earliest: int | None = None,
+    user: int | None = None,
+    may_borrow: bool = True,
 ) -> list[WindowAnswer]:
     """``window_answer`` for several windows that do not overlap one another, and may so be promised together. The first
     that does not fit names the windows that would, from its own start on; those after it only why."""
@@ -449,15 +538,16 @@ def window_answers(
     if board is None or impossible is not None:
         return [WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=pool))))] * len(windows)
     promises = Promises(board, exclude_reservation)
+    whose = Claimant(team, user, may_exceed_guarantee, may_borrow)
     answers: list[WindowAnswer] = []
     all_fit = True
     for start, end in windows:
-        code, why = _judge(promises, ask, team, start, end, may_exceed_guarantee)
+        code, why = _judge(promises, ask, whose, start, end)
         first: tuple[Window, ...] = ()
         if code and all_fit:
             since = start if len(windows) > 1 else now
             limits = (max(now, since if earliest is None else earliest), now + horizon)
-            first = first_windows(promises, ask, team, end - start, limits, may_exceed_guarantee)
+            first = first_windows(promises, ask, whose, end - start, limits)
         all_fit = all_fit and not code
         answers.append(WindowAnswer(not code, code, why, first))
     return answers
@@ -478,7 +568,7 @@ def _board_for(
 
 
 def first_windows(
-    promises: Promises, ask: Ask, team: int, length: int, limits: tuple[int, int], may_exceed_guarantee: bool
+    promises: Promises, ask: Ask, whose: Claimant, length: int, limits: tuple[int, int]
 ) -> tuple[Window, ...]:
     """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
 
@@ -493,7 +583,7 @@ def first_windows(
     for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
         if at > last or len(found) == WINDOWS_SHOWN:
             break
-        if not _judge(promises, ask, team, at, at + length, may_exceed_guarantee)[0]:
+        if not _judge(promises, ask, whose, at, at + length)[0]:
             found.append(Window(at, at + length))
     return tuple(found)
 
@@ -506,10 +596,12 @@ def free_windows(
     board, impossible = _board_for(snapshot, ask, team, pool, now)
     if board is None or impossible is not None:
         return ()
-    return first_windows(Promises(board), ask, team, length, (max(now, earliest), now + horizon), False)
+    return first_windows(Promises(board), ask, Claimant(team), length, (max(now, earliest), now + horizon))
 
 
-def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON) -> WindowAnswer:
+def extension_answer(
+    snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON, may_borrow: bool = True
+) -> WindowAnswer:
     """May a reservation that has its units keep them until ``end``, which is later than its end now?
 
     It keeps the same units: no maintenance may touch them by then, every other reservation that can be kept now must be
@@ -520,7 +612,7 @@ def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, h
     board, impossible = _board_for(snapshot, row.ask, row.team, row.pool, now)
     if board is None or impossible is not None:
         return WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=row.pool))))
-    before = Promises(board)
+    before, whose = Promises(board), Claimant(row.team, row.user, row.may_exceed_guarantee, may_borrow)
     longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
     after = Promises(Board(replace(snapshot, reservations=longer), board.pool, now))
     displaced = sorted(before.witness.keys() - after.witness.keys())
@@ -532,21 +624,26 @@ def extension_answer(snapshot: Snapshot, reservation: int, end: int, now: int, h
             Code.EXTENSION_BLOCKED,
             numbers(end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)),
         )
-    elif not row.may_exceed_guarantee and board.pool.kind is PoolKind.DYNAMIC:
-        used: dict[str, int] = {}
-        for unit in mine:
-            used[board.model_of(unit)] = used.get(board.model_of(unit), 0) + int(board.slots[unit])
-        for name, need in sorted(used.items()):
-            ok, left = guarantees_left(before, row.team, name, need, row.end, end)
-            if not ok:
-                code, why = Code.WINDOW_EATS_GUARANTEES, left
-                break
+    elif not whose.may_exceed:
+        code, why = _over_limits_for_longer(before, row, mine, whose, end)
     if not code:
         return WindowAnswer(True)
     limits = (max(now, row.end), now + horizon)
     return WindowAnswer(
-        False, code, why, first_windows(before, row.ask, row.team, end - row.end, limits, row.may_exceed_guarantee)
+        False, code, why, first_windows(before, row.ask, whose, end - row.end, limits)
     )
+
+
+def _over_limits_for_longer(before: Promises, row: Reservation, mine: set[int], whose: Claimant, end: int) -> Why:
+    """What keeps its team and its owner from having its units in the time that is added."""
+    board = before.board
+    used: dict[str, int] = {}
+    for unit in mine:
+        used[board.model_of(unit)] = used.get(board.model_of(unit), 0) + int(board.slots[unit])
+    over = over_own_cap(before, whose, sum(used.values()), row.end, end)
+    for name, need in sorted(used.items()) if board.pool.kind is PoolKind.DYNAMIC else ():
+        over = over if over[0] else over_claims(before, whose, name, need, row.end, end)
+    return over
 
 
 def longer_answer(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowAnswer:

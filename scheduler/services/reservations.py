@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
@@ -15,10 +15,12 @@ from scheduler.core import model, timeline
 from scheduler.core.model import WHOLE, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.models import BoundUnit, Pool, Project, Reservation, Series, Workload
+from scheduler.models import BoundUnit, BudgetGate, Pool, Project, Reservation, Series, Workload
 from scheduler.recurrence import Recurrence
 from scheduler.services.workloads import end_queued
 from scheduler.states import PROMISED, ReservationState, WorkloadState, change_state
+
+Window = tuple[datetime, datetime]
 
 
 def check_window(
@@ -31,13 +33,16 @@ def check_window(
     name: str = "",
     may_exceed_guarantee: bool = False,
     exclude: Reservation | None = None,
+    owner: Person | None = None,
     **ask: Any,
 ) -> WindowAnswer:
     """Would a reservation of this ask fit its window at present? Holds nothing; ``exclude`` is one that is being moved.
 
+    ``owner`` is whose it would be: one person may hold so much. A budget that refuses new work refuses this, too.
     ``ask`` are the columns of ``scheduler.models.AskFields``; ``name`` is accepted so that one set of columns serves all verbs.
     """
-    return _judge(one_answer.take([pool.pk], now), project, pool, start, end, now, may_exceed_guarantee, exclude, ask)
+    taken, who = one_answer.take([pool.pk], now), None if owner is None else owner.pk
+    return _judge(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
 
 
 def _judge(
@@ -49,8 +54,13 @@ def _judge(
     now: datetime,
     may_exceed_guarantee: bool,
     exclude: Reservation | None,
+    owner: int | None,
     ask: Mapping[str, Any],
 ) -> WindowAnswer:
+    before = None if exclude is None else (max(exclude.start, now), exclude.end)
+    budget = _Budget(project, now)
+    if (no := budget.refuses((start, end), before)) is not None:
+        return no
     return timeline.window_answer(
         taken,
         _ask(**ask),
@@ -62,7 +72,31 @@ def _judge(
         exclude_reservation=exclude.pk if exclude else None,
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
+        user=owner,
+        may_borrow=budget.may_borrow,
     )
+
+
+class _Budget:
+    """What the closed gates of a team and its project mean for its reservations."""
+
+    def __init__(self, project: Project, now: datetime) -> None:
+        gates = snapshot.closed_gates(now)
+        whose = (("team", project.team_id), ("project", project.pk))
+        self.may_borrow = snapshot.budget_of(gates, project.team_id, project.pk).may_borrow
+        self.closed = [g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None]
+
+    def refuses(self, window: Window, before: Window | None = None) -> WindowAnswer | None:
+        """The answer to who would reserve more of the time until a gate opens than ``before``; None where it is no more."""
+        for gate in self.closed:
+            if _until(window, gate.until) > (timedelta(0) if before is None else _until(before, gate.until)):
+                return WindowAnswer(False, Code.BUDGET_CLOSED, tuple(sorted(gate.numbers.items())))
+        return None
+
+
+def _until(window: Window, at: datetime) -> timedelta:
+    """How much of a window is before a time."""
+    return max(timedelta(0), min(window[1], at) - window[0])
 
 
 @transaction.atomic
@@ -83,7 +117,8 @@ def confirm_reservation(
     The reservation and its answer; None and the reason with the first windows that fit when it does not.
     """
     locks.pools([pool.pk])
-    answer = _judge(snapshot.take([pool.pk], now), project, pool, start, end, now, may_exceed_guarantee, None, ask)
+    taken = snapshot.take([pool.pk], now)
+    answer = _judge(taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask)
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
@@ -114,7 +149,7 @@ def confirm_series(
     """
     locks.pools([pool.pk])
     answers = check_windows(
-        project=project, pool=pool, windows=windows, now=now, may_exceed_guarantee=may_exceed_guarantee, **ask
+        project=project, pool=pool, windows=windows, now=now, may_exceed_guarantee=may_exceed_guarantee, owner=owner, **ask
     )
     if not all(answer.fits for answer in answers):
         return None, answers
@@ -143,11 +178,13 @@ def check_windows(
     now: datetime,
     name: str = "",
     may_exceed_guarantee: bool = False,
+    owner: Person | None = None,
     **ask: Any,
 ) -> list[WindowAnswer]:
     """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
     bounds = [(snapshot.seconds(start), snapshot.seconds(end)) for start, end in windows]
-    return timeline.window_answers(
+    budget = _Budget(project, now)
+    answers = timeline.window_answers(
         snapshot.take([pool.pk], now),
         _ask(**ask),
         project.team_id,
@@ -156,7 +193,10 @@ def check_windows(
         snapshot.seconds(now),
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
+        user=None if owner is None else owner.pk,
+        may_borrow=budget.may_borrow,
     )
+    return [budget.refuses(window) or answer for window, answer in zip(windows, answers, strict=True)]
 
 
 @transaction.atomic
@@ -204,14 +244,17 @@ def check_change(
         return WindowAnswer(True)
     pool = reservation.pool
     if reservation.bound_units.filter(period__endswith__gt=now).exists():
+        budget = _Budget(reservation.project, now)
+        if (no := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
+            return no
         return timeline.extension_answer(
             snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
-            horizon=pool.reservation_horizon_seconds,
+            horizon=pool.reservation_horizon_seconds, may_borrow=budget.may_borrow,
         )  # fmt: skip
     ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
     return _judge(
         snapshot.take([pool.pk], now), reservation.project, pool, max(first, now), last, now,
-        reservation.may_exceed_guarantee, reservation, ask,
+        reservation.may_exceed_guarantee, reservation, reservation.owner_id, ask,
     )  # fmt: skip
 
 

@@ -392,3 +392,43 @@ def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() ->
     everything_of_blues = (booked(1, 4, NOW + 23 * HOUR, NOW + 31 * HOUR),)
     assert asked(replace(own, reservations=everything_of_blues), Ask(4), **tomorrow).fits
     assert asked(own, Ask(5), **tomorrow).code == Code.WINDOW_EATS_GUARANTEES
+
+
+# -- limits of the team and of its owner -----------------------------------------------------------------------------------
+
+
+def test_a_reservation_borrows_no_more_than_its_team_may() -> None:
+    limited = replace(pool_of(2), quotas=(Quota(RED, 1, "H100", 2 * GPU, 2 * GPU), Quota(BLUE, 1, "H100", 4 * GPU)))
+    assert asked(limited, Ask(4)).fits
+    answer = asked(limited, Ask(5))
+    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["held"]) == (Code.OVER_QUOTA, 4 * GPU, 0)
+    others = replace(limited, reservations=(booked(1, 1, NOW + 2 * HOUR, NOW + 4 * HOUR, team=RED),))
+    answer = asked(others, Ask(4))
+    assert (dict(answer.numbers)["at"], dict(answer.numbers)["held"]) == (NOW + 2 * HOUR, GPU)
+    assert answer.first_windows[0].start == NOW, "it is over when the other one begins"
+    assert asked(limited, Ask(5), may_exceed_guarantee=True).fits
+    assert asked(limited, Ask(3), may_borrow=False).code == Code.OVER_QUOTA
+    assert asked(limited, Ask(2), may_borrow=False).fits
+
+
+def test_a_model_without_a_quota_is_not_reserved() -> None:
+    assert asked(two_models(), Ask(1, models=("A100",)), team=BLUE).code == Code.NO_QUOTA
+
+
+def test_what_a_team_may_borrow_again_in_the_next_period_counts_from_then_on() -> None:
+    refused_until = Quota(RED, 1, "H100", 0, 0, NOW + 2 * HOUR, 100, 4 * GPU, None)
+    free = replace(pool_of(1), quotas=(refused_until, Quota(BLUE, 1, "H100", 0)))
+    assert asked(free, Ask(6)).code == Code.OVER_QUOTA
+    assert asked(free, Ask(6), NOW + 2 * HOUR, NOW + 4 * HOUR).fits
+
+
+def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None:
+    capped = replace(pool_of(2), pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),))
+    assert asked(capped, Ask(4), user=7).fits
+    assert asked(capped, Ask(5), user=7).code == Code.OVER_USER_CAP
+    assert asked(capped, Ask(5), user=7, may_exceed_guarantee=True).fits
+    mine = replace(capped, reservations=(booked(1, 2, NOW + 2 * HOUR, NOW + 4 * HOUR, team=RED, user=7),))
+    answer = asked(mine, Ask(3), user=7)
+    assert dict(answer.numbers) == {"at": NOW + 2 * HOUR, "cap": 4 * GPU, "held": 2 * GPU, "need": 3 * GPU}
+    assert asked(mine, Ask(3), user=8).fits
+    assert asked(mine, Ask(3), user=7, exclude_reservation=1).fits

@@ -687,6 +687,12 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
         YES,
         "less than they are guaranteed",
     ),
+    "a yes beyond what the team may borrow": (
+        replace(world(), running=(), reservations=(), quotas=(Quota(2, 1, "H100", 2 * GPU, 5 * GPU),)),
+        8,
+        YES,
+        "may not hold so much",
+    ),
     "a no without a reason": (world(), 1, WindowAnswer(False), "a no with code"),
     "a window in the past": (
         world(),

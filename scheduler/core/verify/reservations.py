@@ -269,6 +269,7 @@ def window_violations(
     wrong = list(_wrong_yes(facts, ask, pool, start, end))
     if not may_exceed_guarantee and not facts.is_static(pool):
         wrong += _eaten_guarantees(facts, ask, team, pool, start, end)
+        wrong += _beyond_limits(facts, ask, team, pool, start)
     return wrong
 
 
@@ -328,6 +329,19 @@ def _eaten_guarantees(facts: Facts, ask: Ask, team: int, pool: int, start: int, 
         eaten.append(f"{model} at {moment}")
     if eaten:
         yield f"a yes, and others are left less than they are guaranteed: {', '.join(eaten)}"
+
+
+def _beyond_limits(facts: Facts, ask: Ask, team: int, pool: int, start: int) -> Iterator[str]:
+    """Of one model at least it is within what its team may hold."""
+    allowed = []
+    for model, need in _needs(facts, ask, pool).items():
+        quota = facts.quotas.get((pool, team, model))
+        if quota is not None:
+            again = quota.used_up_until is not None and quota.used_up_until <= start
+            limit = quota.borrow_limit_again if again else quota.borrow_limit
+            allowed.append(limit is None or need <= limit + facts.guarantee_at((pool, team, model), start))
+    if not any(allowed):
+        yield "a yes, and its team may not hold so much of any model"
 
 
 def _needs(facts: Facts, ask: Ask, pool: int) -> dict[str, int]:

@@ -10,8 +10,8 @@ import pytest
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, Submission
 from portal.services import approvals, reservations, series
-from scheduler import engine
-from scheduler.models import BoundUnit, Reservation, Series
+from scheduler import engine, services
+from scheduler.models import BoundUnit, Pool, Reservation, Series
 from telemetry.models import Price
 from tests.portal.services.test_reservations_and_approvals import reserve
 from tests.world import H100, World
@@ -258,3 +258,66 @@ def test_so_many_occurrences_and_no_more(world: World) -> None:
     world.shared.refresh_from_db()
     with pytest.raises(Invalid, match="100 occurrences"):
         recur(world, until=date(2026, 12, 1))
+
+
+# -- a budget that is used up ----------------------------------------------------------------------------------------------
+
+
+def close_the_budget(world: World, until: datetime) -> None:
+    services.close_budget_gate(
+        action="refuse_new", numbers={"spent": "5", "limit": "5", "currency": "EUR"}, until=until, now=world.now,
+        team=world.vision.team,
+    )  # fmt: skip
+
+
+def test_a_closed_budget_takes_no_new_reservation_until_it_opens_again(world: World) -> None:
+    close_the_budget(world, world.now + 2 * DAY)
+    with pytest.raises(Conflict, match="budget is used up") as refused:
+        made(world)
+    assert refused.value.code == "budget_closed"
+    with pytest.raises(Conflict, match="budget is used up"):
+        recur(world)
+    with pytest.raises(Conflict, match="budget is used up"):
+        reserve(world, units=8)
+    assert not Reservation.objects.exists() and not Submission.objects.exists()
+    made(world, start=world.now + 2 * DAY, end=world.now + 2 * DAY + HOUR)
+
+
+def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: World) -> None:
+    row = made(world)
+    tomorrow = made(world, start=world.now + 3 * DAY, end=world.now + 3 * DAY + 2 * HOUR)
+    close_the_budget(world, world.now + 2 * DAY)
+    change(world, row, start=row.start + HOUR)
+    with pytest.raises(Conflict, match="budget is used up"):
+        change(world, row, end=row.end + HOUR)
+    change(world, row, end=row.end - HOUR)
+    with pytest.raises(Conflict, match="budget is used up"):
+        change(world, tomorrow, start=world.now + DAY, end=world.now + DAY + 2 * HOUR)
+
+
+def test_a_running_reservation_is_not_extended_on_a_closed_budget(world: World) -> None:
+    row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
+    engine.cycle("test", world.now)
+    row.refresh_from_db()
+    close_the_budget(world, world.now + 2 * DAY)
+    with pytest.raises(Conflict, match="budget is used up"):
+        change(world, row, end=world.now + 5 * HOUR, now=world.now + HOUR)
+
+
+def test_what_waits_for_approval_is_refused_once_the_budget_is_closed(world: World) -> None:
+    large = reserve(world, units=8)
+    assert isinstance(large, Submission)
+    close_the_budget(world, world.now + 2 * DAY)
+    assert approvals.effect_of(large, world.now)["code"] == "budget_closed"
+    with pytest.raises(Conflict, match="budget is used up"):
+        approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    assert not Reservation.objects.exists()
+
+
+def test_one_person_reserves_no_more_than_one_person_may_hold(world: World) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
+    world.shared.refresh_from_db()
+    made(world, units=2)
+    with pytest.raises(Conflict, match="One person may hold at most 2 GPUs") as refused:
+        made(world, units=2)
+    assert refused.value.code == "over_user_cap"
