@@ -6,6 +6,7 @@ transaction may commit later than the times it wrote. Mail and webhooks will rea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -30,11 +31,14 @@ from portal.models import (
 from portal.selectors import arrays, moves, stops
 from portal.selectors.host_events import SOMEBODY
 from portal.wording import ask_texts
-from scheduler import nudge
+from scheduler import clock, nudge
 from scheduler.attestation import seen_off
+from scheduler.commands import LIVE
 from scheduler.core.geometry import described
 from scheduler.core.reasons import Code
 from scheduler.models import (
+    Allocation,
+    BoundUnit,
     Command,
     Decision,
     Diagnostic,
@@ -420,6 +424,24 @@ def _reservations_moved(since: datetime, now: datetime) -> Iterator[Fact]:
         yield Fact("reservation_moves", f"moved:{row.pk}:{moved:.0f}", (row.owner_id,), numbers, reservation=row.pk)
 
 
+def _reservations_stuck(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To the owner: GPUs of it can't be used, and it keeps them while work runs inside it. Once for the same hosts and GPUs."""
+    inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
+    found: dict[int, list[BoundUnit]] = defaultdict(list)
+    rows = clock.stranded(now).filter(Exists(inside)).select_related("reservation", "unit__gpu__host")
+    for bound in rows.order_by("reservation_id", "pk"):
+        found[bound.reservation_id].append(bound)
+    for pk, units in found.items():
+        reservation = units[0].reservation
+        hosts = sorted({bound.unit.gpu.host.name for bound in units})
+        numbers = {
+            "name": reservation.name, "host": ", ".join(hosts), "units": len(units), "of": reservation.units * reservation.hosts,
+            "workloads": Workload.objects.filter(reservation=pk, state__in=LIVE).count(),
+        }  # fmt: skip
+        source = f"stuck:{pk}:{units[0].pk}:{len(units)}"
+        yield Fact("reservation_stuck", source, (reservation.owner_id,), numbers, reservation=pk)
+
+
 def _maintenance(since: datetime, now: datetime) -> Iterator[Fact]:
     """To the owners of what a window touches: when it is announced, and when it is taken back."""
     for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related("host"):
@@ -505,6 +527,7 @@ SOURCES = (
     _geometries,
     _strays,
     _reservations_moved,
+    _reservations_stuck,
     _maintenance,
     _moves,
     _budgets_reached,

@@ -105,9 +105,9 @@ def reservation_clock(now: datetime) -> None:
     _wake_at_starts(now)
 
 
-def _move_off_closed_hosts(now: datetime) -> None:
-    """A reservation bound to units that nobody can use gets others, once nothing runs inside it."""
-    active = Q(reservation__state=ReservationState.ACTIVE, period__contains=now)
+def stranded(now: datetime) -> QuerySet[BoundUnit]:
+    """Units that are bound to a reservation and that nobody can use at present: taken out, retired, or on a host that is closed or
+    silent."""
     usable = Q(
         unit__gpu__repair_state=RepairState.WELL,
         unit__gpu__host__repair_state=RepairState.WELL,
@@ -115,9 +115,16 @@ def _move_off_closed_hosts(now: datetime) -> None:
         unit__gpu__host__lease_state__in=(LeaseState.ALIVE, LeaseState.SUSPECT),
         unit__retired_at__isnull=True,
     )
-    stranded = BoundUnit.objects.filter(active).exclude(usable).values_list("reservation_id", flat=True).distinct()
-    for reservation in Reservation.objects.filter(pk__in=list(stranded)).order_by("pk"):
-        unusable = BoundUnit.objects.filter(active, reservation=reservation).exclude(usable)
+    bound = BoundUnit.objects.filter(reservation__state=ReservationState.ACTIVE, period__contains=now)
+    return bound.exclude(usable)
+
+
+def _move_off_closed_hosts(now: datetime) -> None:
+    """A reservation bound to units that nobody can use gets others, once nothing runs inside it; until then its owner knows by a
+    notice."""
+    ids = stranded(now).values_list("reservation_id", flat=True).distinct()
+    for reservation in Reservation.objects.filter(pk__in=list(ids)).order_by("pk"):
+        unusable = stranded(now).filter(reservation=reservation)
         hosts = sorted(set(unusable.values_list("unit__gpu__host__name", flat=True)))
         with transaction.atomic():
             if move_reservation(reservation, now=now):

@@ -103,6 +103,11 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
         f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
         "as there are any."
     ),
+    "reservation_stuck": lambda f: (
+        f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't be used at present "
+        f"({f.plain('', 'host')}). It gets others once nothing runs inside it: end "
+        f"{'what runs' if f.get('workloads') != 1 else 'the one workload'} there for that, or go on with the rest."
+    ),
     "maintenance_announced": lambda f: (
         f"{f.plain('', 'host')} is away{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
         + (
