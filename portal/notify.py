@@ -479,12 +479,18 @@ def _touched(
 def _moves(since: datetime, now: datetime) -> Iterator[Fact]:
     """To the owner of work that has to go elsewhere because its host or its GPU is taken out."""
     told = Command.objects.filter(
-        verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(Code.DRAINED, Code.GPU_ERROR), run__rank=0,
+        verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(Code.DRAINED, Code.GPU_ERROR),
         created_at__gt=since, created_at__lte=now,
     )  # fmt: skip
     commands = list(told.select_related("run__workload__array", "host").order_by("pk"))
     behind = moves.of_commands(commands)
+    told_together: dict[tuple[int, int], list[Command]] = defaultdict(list)
     for command in commands:
+        told_together[command.run.workload_id, command.run.attempt].append(command)
+    for members in told_together.values():
+        # Of a gang the one on the host that is taken out: the others go with it.
+        known = (c for c in members if behind[c.run_id].numbers.keys() & {"event", "words"})
+        command = next(known, members[0])
         workload, move = command.run.workload, behind[command.run_id]
         # A notebook whose GPU failed has nothing to go on from.
         ends = command.code == Code.GPU_ERROR and workload.kind == WorkloadKind.NOTEBOOK
