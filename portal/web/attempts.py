@@ -12,6 +12,7 @@ from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards
 from portal.wording import expected_starts, reasons, work_states
+from scheduler import gangs
 from scheduler.core.reasons import Code
 from scheduler.models import Run, Workload
 
@@ -43,11 +44,19 @@ def decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
+def _how_it_ended(runs: list[Run]) -> tuple[str, int | None]:
+    """Outcome and exit code of an attempt: of a gang, of the member that lost its host or a GPU, else of the first that failed."""
+    ended = [run for run in runs if run.outcome and run.ended_at is not None]
+    followed = (Code.CANCELLED, Code.CHECKPOINTED)
+    ended.sort(key=lambda run: (run.outcome not in gangs.LOST_FIRST, run.outcome == Code.FINISHED, run.outcome in followed,
+                                run.ended_at, run.rank))  # fmt: skip
+    return (str(ended[0].outcome), ended[0].exit_code) if ended else ("", None)
+
+
 def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
     runs: list[Run] = found["runs"]
     first = runs[0]
-    outcome = next((run.outcome for run in runs if run.outcome), "")
-    exit_code = next((run.exit_code for run in runs if run.exit_code is not None), None)
+    outcome, exit_code = _how_it_ended(runs)
     numbers: dict[str, Any] = {"exit_code": exit_code, "ran": True}
     told = next((run.gpu_events for run in runs if run.gpu_events), None)
     if told is not None:

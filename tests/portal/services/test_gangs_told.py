@@ -8,9 +8,11 @@ import pytest
 
 from portal import notify
 from portal.models import Notification
+from portal.selectors.work import Piece
+from portal.web import attempts
 from scheduler import services
 from scheduler.models import Gpu
-from tests.scheduler.test_gangs import running_gang
+from tests.scheduler.test_gangs import all_go, running_gang
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)
@@ -29,3 +31,22 @@ def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(world: World
         notify.tell(at + seconds * SECOND)
     told = Notification.objects.get(user=workload.owner, kind="has_to_move")
     assert (told.numbers["host"], told.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
+
+
+def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_stopped_for_it(world: World) -> None:
+    workload, agents = running_gang(world, 3)
+    at = world.now + 60 * SECOND
+    assert services.quarantine_gpu(Gpu.objects.get(host=agents[1].host, index=0), reason="xid:79", now=at)
+    all_go(workload, agents, at)
+    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    assert (row["state"], row["word"]) == ("failed", "GPU error") and "It was stopped" not in row["why"]
+
+
+def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) -> None:
+    workload, agents = running_gang(world, 3)
+    at = world.now + 60 * SECOND
+    agents[2].end(agents[2].running[0], at, outcome="failed", exit_code=7)
+    agents[2].sync(at)
+    all_go(workload, agents[:2], at)
+    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    assert "exit code 7" in row["why"]
