@@ -19,7 +19,7 @@ from scheduler.leases import LeaseRules
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
-# At most so many are lived through until a planted bug shows; first those in which it shows at once. One course in three or four shows it.
+# At most so many are lived through until a planted bug shows, first one in which it shows at once. One in two to four shows it.
 SEEDS = range(1, 21)
 
 
