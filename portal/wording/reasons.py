@@ -118,7 +118,11 @@ REASONS: dict[str, Sentence] = {
         )
     ),
     "held_for_reservation": lambda f: (
-        f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
+        f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the {f.slots('', 'guaranteed') or 'GPUs'}{f.of_model()} that "
+        f"the team is guaranteed{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. Launch it for "
+        "less time, inside the reservation, or as a preemptible job."
+        if f.get("own")
+        else f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
     ),
     "held_for_maintenance": lambda f: (
         f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}{f.time(' until ', 'end')}."

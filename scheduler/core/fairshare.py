@@ -74,6 +74,15 @@ class Quotas:
         self.teams = {team for team, _ in self.guaranteed}
 
 
+class Coming(NamedTuple):
+    """A promise of a team's own that has no units yet: from when until when (s) it takes how many slots of its guarantee."""
+
+    start: int
+    end: int
+    slots: int
+    reservation: int
+
+
 @dataclass(slots=True)
 class KeptRoom:
     """Room within a team's limit that its work waits for, until its ``blockers`` end: from ``start`` (s) on, work behind it
@@ -101,6 +110,7 @@ class Ledger:
         self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Room]] = defaultdict(dict)  # by team, while it is so
         self.granted: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)  # likewise, of who asks for what
+        self.coming: dict[Claim, list[Coming]] = {}  # few teams have any
         self.kept_room: dict[Claim, KeptRoom] = {}
         self.kept_for_user: dict[int, KeptRoom] = {}  # the same within what one person may hold
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.core.board import NOBODY, Board
-from scheduler.core.model import Eviction, Reservation, Unbound
+from scheduler.core.fairshare import Coming
+from scheduler.core.model import Eviction, PoolKind, Reservation, Unbound
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Promises, cheapest_units, lead_seconds, numbers
 
@@ -27,9 +28,23 @@ def keep_reservations(board: Board) -> Promises:
             units = promises.witness[reservation.id] = spare_holders(board, promises, reservation, units)
             warn_holders(board, reservation, units)
         board.promise(reservation, units)
+        note_coming(board, reservation, units)
         if reservation.start <= board.now:
             board.unbound.append(in_use(board, reservation, units))
     return promises
+
+
+def note_coming(board: Board, reservation: Reservation, units: list[int]) -> None:
+    """Once it has its units they count against its team's guarantee, so what would still be there then has to leave room. Not
+    where an operator let it exceed that."""
+    if reservation.may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+        return
+    taken: dict[str, int] = {}
+    for unit in units:
+        taken[board.model_of(unit)] = taken.get(board.model_of(unit), 0) + int(board.slots[unit])
+    for model, slots in taken.items():
+        row = Coming(reservation.start, reservation.end, slots, reservation.id)
+        board.ledger.coming.setdefault((reservation.team, model), []).append(row)
 
 
 def missing(board: Board, promises: Promises, reservation: Reservation) -> Unbound:

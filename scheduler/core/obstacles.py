@@ -10,7 +10,14 @@ import numpy as np
 from scheduler.core import fit
 from scheduler.core.board import HOLDS, MAINTENANCE, NEVER, NOBODY, Board, Mask, both
 from scheduler.core.fairshare import NO_LIMIT
-from scheduler.core.limits import granted_kinds, leaves_own_room, leaves_room, room_for, within_caps
+from scheduler.core.limits import (
+    granted_kinds,
+    leaves_own_room,
+    leaves_room,
+    own_reservation_in_the_way,
+    room_for,
+    within_caps,
+)
 from scheduler.core.model import Priority, Queued, Why
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import fits_empty, numbers
@@ -99,9 +106,14 @@ class Obstacles:
                     return Code.BEHIND_OWN_TEAM, numbers(
                         left=max(0, kept.left), need=need, of="person", start=kept.start, workload=kept.workload
                     )
-                model = board.kinds[kind].model
+                model, need = board.kinds[kind].model, board.need_slots(queued.ask, kind)
+                coming = own_reservation_in_the_way(board, queued, kind)
+                if coming is not None:
+                    return Code.HELD_FOR_RESERVATION, numbers(
+                        end=coming.end, guaranteed=board.ledger.guarantee(queued.team, model), model=model, need=need, own=True,
+                        reservation=coming.reservation, runs=queued.max_runtime_seconds, slots=coming.slots, start=coming.start,
+                    )  # fmt: skip
                 kept = board.ledger.kept_room[queued.team, model]
-                need = board.need_slots(queued.ask, kind)
                 return Code.BEHIND_OWN_TEAM, numbers(
                     left=max(0, kept.left), model=model, need=need, start=kept.start, workload=kept.workload
                 )

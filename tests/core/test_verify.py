@@ -276,6 +276,15 @@ def bound_to_what_others_are_guaranteed(snapshot: Snapshot, planned: Plan) -> tu
     return replace(two_models(), reservations=(either,)), Plan(7, bindings=(Binding(9, ALL_OF_ONE),))
 
 
+def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Team 1, guaranteed 8, has 8 reserved in an hour, and a job on the other host that nobody can tell to go."""
+    guaranteed = (Quota(1, 1, "H100", 8 * GPU), Quota(2, 1, "H100", 8 * GPU))
+    soon = (Reservation(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
+    stays = queued(1, units=8, max_runtime_seconds=5 * HOUR)
+    alone = replace(two_models(), quotas=guaranteed, reservations=soon, queued=(stays,), units=(*units_of(1), *units_of(2)))
+    return alone, Plan(7, placements=(started(1, *ALL_OF_ONE, until=NOW + 5 * HOUR),))
+
+
 def nobody_told(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """A reservation of the whole pool starts in half a minute, and team 2's work is left in peace."""
     soon = Reservation(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
@@ -454,6 +463,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "an eviction of somebody the beneficiary does not name": (refusal(2, blockers=(51,)), "told to wait for others"),
     "a reservation that waits while its units lie free": (not_bound, "units lie free for it"),
     "a binding to the model that others are guaranteed": (bound_to_what_others_are_guaranteed, "not to its team's A100"),
+    "firm work beside its own team's reservation": (more_than_is_guaranteed_once_it_begins, "together more than team 1 is"),
     "borrowers whom nobody tells": (nobody_told, "nobody is told to leave its units"),
     "a borrower told to go for a reservation that has enough": (told_for_nothing, "has enough units without it"),
     "a binding to a closed host": (row("hosts", 1, accepts=False), "which is not in service"),

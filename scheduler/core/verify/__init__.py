@@ -55,6 +55,7 @@ PROMISES: dict[str, Check] = {
     "no stranger is on bound units": reservations.no_stranger_on_bound_units,
     "work inside a reservation belongs there": reservations.work_inside_belongs_there,
     "a promise that could be kept stays possible": reservations.promises_stay_possible,
+    "firm work leaves its team's reservation its guarantee": reservations.firm_work_leaves_room_for_its_teams_reservation,
     "a reservation is bound at its time to the units it asked for": reservations.bindings_are_right,
     "a reservation of several models takes none that others are guaranteed": reservations.bindings_leave_others_their_guarantee,
     "a reservation that has begun without units says why": reservations.who_waits_for_units_is_told_why,

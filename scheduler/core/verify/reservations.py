@@ -182,6 +182,32 @@ def who_waits_for_units_is_told_why(facts: Facts) -> Iterator[str]:
             yield f"reservation {unbound.reservation} waits with code {unbound.code} and {len(unbound.numbers)} numbers"
 
 
+def firm_work_leaves_room_for_its_teams_reservation(facts: Facts) -> Iterator[str]:
+    """Once a reservation has its units its team holds no more than it is guaranteed by that and by what nobody can tell to go, if
+    that was so before the plan."""
+    stays = {unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units}
+    for row in _only_claimants(facts):
+        if row.may_exceed_guarantee or facts.is_static(row.pool) or not _can_keep(facts, row, stays):
+            continue
+        (model, need), at = next(iter(_needs(facts, row.ask, row.pool).items())), max(row.start, facts.now)
+        before = sum(
+            facts.slots_by_model(r.units)[model]
+            for r in facts.snapshot.running
+            if (r.pool, r.team) == (row.pool, row.team) and r.reservation is None and not r.preemptible and r.until > at
+        )
+        bound = [r for r in facts.snapshot.reservations if (r.pool, r.team) == (row.pool, row.team) and r.end > at]
+        before += need + sum(facts.slots_by_model(r.units)[model] for r in bound)
+        started = [
+            (who, facts.slots_by_model(placement.units)[model])
+            for placement, queued, who in each(facts)
+            if (queued.pool, queued.team) == (row.pool, row.team) and queued.reservation is None and not queued.preemptible
+            and queued.id not in facts.waited_for and facts.now + queued.max_runtime_seconds > at
+        ]  # fmt: skip
+        guaranteed = facts.guarantee_at((row.pool, row.team, model), at)
+        if before <= guaranteed < before + sum(slots for _, slots in started):
+            yield f"{started[-1][0]} and reservation {row.id} are together more than team {row.team} is guaranteed"
+
+
 def _only_claimants(facts: Facts) -> Iterator[Reservation]:
     """Reservations without units that are the only such one of their pool, and may use one kind of unit."""
     for pool in sorted(facts.pools):
