@@ -190,7 +190,7 @@ class CancelWorkload(View):
 class ExtendWorkload(View):
     @extend_schema(operation_id="workloads_extend", request=shapes.SecondsWish, responses=shapes.WorkloadShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Let it run longer, within the pool's longest runtime; one that may not be evicted, no longer than its GPUs are promised to nobody."""
+        """Let it run longer, within the pool's longest runtime; what may not be evicted, while its GPUs are promised to nobody."""
         workload = find(_rows(self), public_id=id)
         given = self.given(shapes.SecondsWish)
         return self.one(workloads.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape)
