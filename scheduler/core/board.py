@@ -425,6 +425,13 @@ class Board:
             else:
                 del lowest[team, kind]
 
+    def as_promised_on(self, other: Board) -> None:
+        """Promises of reservations to come, as they are noted on another board of the same pool."""
+        self.reserved_from, self.reserved_for = other.reserved_from.copy(), other.reserved_for.copy()
+        self.promised_from[RESERVATIONS] = self.reserved_from
+        for start in other._promise_times[RESERVATIONS]:
+            self._note_promise(RESERVATIONS, start)
+
     def take_away(self, units: list[int], other: Board) -> None:
         """Units that are free here and not on another board of the same pool: who has them there has them here."""
         self._leave_free(units)

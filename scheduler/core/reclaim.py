@@ -13,7 +13,6 @@ import numpy as np
 
 from scheduler.core import preempt
 from scheduler.core.board import Board, both
-from scheduler.core.holding import keep_reservations
 from scheduler.core.limits import granted_kinds
 from scheduler.core.model import Eviction, Queued
 from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOPPING
@@ -77,7 +76,7 @@ class Reclaim:
         """The board when all that runs now is old enough, less what was given or kept in this cycle."""
         if self._then is None:
             self._then = Board(self.board.facts, self.board.pool, self.board.now + self.board.policy.minimum_runtime_seconds)
-            keep_reservations(self._then)
+            self._then.as_promised_on(self.board)
         gone = self._then.free & ~self.board.free
         self._then.take_away(np.flatnonzero(gone).tolist(), self.board)
         return self._then

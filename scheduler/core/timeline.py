@@ -7,7 +7,7 @@ kept off witness units unless it can be gone in time, so a promise once made sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -206,23 +206,26 @@ class Promises:
                 return units
         return None
 
-    def _kinds_to_bind(self, reservation: Reservation, start: int) -> list[int]:
-        """The kinds that a reservation may be given. Where it accepts several models: those that leave others what they are
-        guaranteed, as when it was asked for. If by now none does, those of which its team is guaranteed as much, or else any:
-        what was promised is kept."""
+    def _kinds_to_bind(self, reservation: Reservation, start: int) -> Iterator[int]:
+        """The kinds that a reservation may be given, each looked at only when those before would not do. Where it accepts several
+        models: those that leave others what they are guaranteed, as when it was asked for. If by now none does, those of which its
+        team is guaranteed as much, or else any: what was promised is kept."""
         board = self.board
         kinds = board.kinds_for(reservation.ask)
         one_model = len({board.kinds[kind].model for kind in kinds}) < 2
         if one_model or reservation.may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
-            return kinds
-        passing, own = [], []
+            yield from kinds
+            return
+        passing, own = False, []
         for kind in kinds:
             model, need = board.kinds[kind].model, board.need_slots(reservation.ask, kind)
             if not over_claims(self, Claimant(reservation.team), model, need, start, reservation.end)[0]:
-                passing.append(kind)
+                passing = True
+                yield kind
             if need <= board.ledger.guarantee_at(reservation.team, model, start):
                 own.append(kind)
-        return passing or own or kinds
+        if not passing:
+            yield from own or kinds
 
     def promised(self, which: Mask, start: int, end: int) -> list[tuple[int, int, int, int]]:
         """(from, until, team, slots) of every promise on some units that touches ``[start, end)``, running work and all."""
