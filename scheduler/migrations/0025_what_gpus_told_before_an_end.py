@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0025_gpus_that_are_missing")]
+    dependencies = [("scheduler", "0024_gpus_that_are_missing")]
 
     operations = [
         migrations.AddField(
