@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -249,7 +249,7 @@ class AskForm(VerbForm):
         value, (_, factor, most) = data.get(name), SIZES[name]
         if value is None:
             return 0
-        size = int((value * factor).to_integral_value(ROUND_HALF_UP)) if 0 < value <= most else 0
+        size = int(value * factor + Decimal("0.5")) if 0 < value <= most else 0
         if not 0 < size <= most:
             label = self.fields[name].label
             self.add_error(name, f"{label} is {_typed(value)}; allowed: more than 0, up to {most // factor:,}, or nothing.")
