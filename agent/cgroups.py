@@ -85,6 +85,8 @@ class Cgroups:
         events = ""
         for group in self._groups:
             folder = group.folder / name
+            if not group.folder.is_dir():  # systemd removes what it finds empty, whoever made it
+                _made(group.folder) if group.version == 1 else _second_version(group.folder.parent)
             folder.mkdir(exist_ok=True)
             for setting, value in _settings(group, folder, limits):
                 (folder / setting).write_text(value)

@@ -41,6 +41,8 @@ class AgentProcess:
         self.process = await asyncio.create_subprocess_exec(
             *(*self.program, "run", "--state", str(self.state), "--edge", self.edge.url),
             *("--join-token", TOKEN, "--host", "h1", "--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
+            # The machine's own folder of locks would be that of every test at once.
+            *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
             cwd=self.cwd,
         )

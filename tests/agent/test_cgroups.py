@@ -4,6 +4,7 @@ machine does not have, on a made tree of files: that shows what is written where
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_on_version_1_each_limit_goes_to_its_own_hierarchy(tmp_path: Path) -> No
     assert (tmp_path / "devices/gpupool/run/devices.deny").read_text() == "a"
     assert made.memory_events == str(tmp_path / "memory/gpupool/run/memory.oom_control")
     assert len(made.procs) == 4
+
+
+def test_a_group_above_the_runs_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    found = Cgroups(mounts(tmp_path, first(tmp_path, "pids"), second(tmp_path, "cpu memory")))
+    (tmp_path / "pids/gpupool").rmdir()
+    shutil.rmtree(tmp_path / "unified/gpupool")
+    found.make("run", LIMITS)
+    assert (tmp_path / "pids/gpupool/run/pids.max").read_text() == "100"
+    assert (tmp_path / "unified/gpupool/run/cpu.max").read_text() == "150000 100000"
+    assert (tmp_path / "unified/gpupool/cgroup.subtree_control").exists(), "its controllers are lent to the runs again"
 
 
 def test_on_version_2_one_group_has_all_limits_and_devices_are_said_to_be_missing(tmp_path: Path) -> None:

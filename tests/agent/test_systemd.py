@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -25,6 +25,13 @@ NAME = UNIT.name
 COUNT = "n=0; while true; do n=$((n+1)); echo line $n; sleep 0.1; done"
 SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = 22, 25, 32, 33  # capabilities, by their bits (linux/capability.h)
 NEWER = "0.2.0.dev1"
+# The first process of the machine goes into its control groups before the name spaces are made, which begin where it is.
+ENTER = """
+set -e
+while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; done
+shift
+exec "$@"
+"""
 # What a machine has when its first process begins, and nothing of this one's units.
 BEGIN = """
 set -e
@@ -33,6 +40,8 @@ mount -t tmpfs tmpfs /run
 mount --bind "$1/units" /etc/systemd/system
 mount --bind "$1/opt" /opt
 mount --bind "$1/lib" /var/lib
+shift
+for group in "$@"; do mount --bind "$group" "$(dirname "$group")"; done
 exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=test.target --log-target=console
 """
 
@@ -43,7 +52,8 @@ pytestmark = pytest.mark.skipif(
 
 
 class Machine:
-    """systemd in name spaces of its own; it shares this machine's network and control groups."""
+    """systemd in name spaces of its own; it shares this machine's network. Of the control groups it gets a part, and takes it for
+    the whole: what it finds empty it removes, and that would be others' too."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,9 +69,12 @@ class Machine:
             '[Service]\nEnvironment="GPUPOOL_AGENT_OPTIONS=--simulate 2xH100-80GB --launcher plain --sample-seconds 0.3"\n'
         )
         self.log = (folder / "log").open("wb")
-        spaces = ["unshare", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        self.groups = [make_group(place / f"test-machine-{os.getpid()}") for place in hierarchies()]
+        spaces = ["unshare", "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child", "--mount-proc"]
         self.process = subprocess.Popen(
-            [*spaces, "sh", "-c", BEGIN, "sh", str(folder)], stdout=self.log, stderr=subprocess.STDOUT
+            ["sh", "-c", ENTER, "sh", *self.groups, "--", *spaces, "sh", "-c", BEGIN, "sh", folder, *self.groups],
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
         )
 
     @property
@@ -75,7 +88,7 @@ class Machine:
 
     async def command(self, *words: str) -> str:
         """What ``words`` print in it."""
-        inside = ["nsenter", "--target", str(self.first), "--pid", "--mount", "--uts", "--ipc", *words]
+        inside = ["nsenter", "--target", str(self.first), "--pid", "--mount", "--uts", "--ipc", "--cgroup", *words]
         process = await asyncio.create_subprocess_exec(*inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = await process.communicate()
         assert process.returncode == 0, (words, err.decode(), (self.folder / "log").read_text()[-2000:])
@@ -99,11 +112,36 @@ class Machine:
         self.process.kill()
         self.process.wait()
         self.log.close()
-        time.sleep(0.2)
-        for pattern in ("*/system.slice/*/", "*/system.slice", "*/init.scope"):
-            for group in Path("/sys/fs/cgroup").glob(pattern):
-                with contextlib.suppress(OSError):  # somebody else's, who is in it
-                    group.rmdir()
+        for group in self.groups:
+            remove_group(group)
+
+
+def hierarchies() -> list[Path]:
+    """Where this machine's control groups are mounted."""
+    found = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    return [Path(words[1]) for words in found if words[2] in ("cgroup", "cgroup2")]
+
+
+def make_group(path: Path) -> Path:
+    """A control group that processes can be put into: one of processors and memory nodes takes none before it has some."""
+    path.mkdir()
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if (path.parent / name).exists():
+            (path / name).write_text((path.parent / name).read_text())
+    return path
+
+
+def remove_group(path: Path) -> None:
+    """With all below it, as soon as the last process is out."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        for attempt in range(50):
+            try:
+                os.rmdir(folder)
+                break
+            except OSError as problem:
+                if problem.errno != errno.EBUSY or attempt == 49:
+                    raise
+                time.sleep(0.1)
 
 
 @pytest.fixture
