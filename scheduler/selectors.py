@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
 from scheduler import one_answer, open_hosts, snapshot
-from scheduler.core import explain, model, timeline
+from scheduler.core import explain, model, windows
 from scheduler.core.ordering import Part, Turn
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
 from scheduler.states import RepairState, ReservationState
@@ -181,4 +181,4 @@ def promisable_units(
     """For the calendar: (seconds since the epoch, units that could still be promised for all of that step)."""
     taken = one_answer.take([pool.pk], now)
     window = (snapshot.seconds(start), snapshot.seconds(end), step_seconds, snapshot.seconds(now))
-    return timeline.free_units(taken, pool.pk, model, profile, *window)
+    return windows.free_units(taken, pool.pk, model, profile, *window)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scheduler.core import timeline
+from scheduler.core import windows
 from scheduler.core.board import Board
 from scheduler.core.model import (
     Ask,
@@ -189,7 +189,7 @@ def reservable(
     """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would keep
     every promise made so far and its team's guarantee. They begin at ``earliest`` at the soonest, up to ``horizon`` seconds
     from ``now``, on whole minutes. Empty where there is none."""
-    return timeline.free_windows(snapshot, queued.ask, queued.team, queued.pool, length, now, earliest, horizon)
+    return windows.free_windows(snapshot, queued.ask, queued.team, queued.pool, length, now, earliest, horizon)
 
 
 def _other_ways(snapshot: Snapshot, queued: Queued, allowed: Allowed) -> list[tuple[Queued, tuple[Changed, ...]]]:

@@ -7,8 +7,8 @@ kept off witness units unless it can be gone in time, so a promise once made sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,19 +21,12 @@ from scheduler.core.model import (
     Numbers,
     PoolKind,
     Reservation,
-    Snapshot,
     Why,
-    Window,
-    WindowAnswer,
 )
 from scheduler.core.occupancy import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.reasons import Code
 from scheduler.core.topology import islands, nearest_first
 from scheduler.core.wishes import apart, wished_for
-
-GRAIN = 60  # reservations begin and end on whole minutes
-HORIZON = 14 * 86_400
-WINDOWS_SHOWN = 3
 
 
 def numbers(**values: object) -> Numbers:
@@ -199,7 +192,7 @@ class Promises:
     def find(self, reservation: Reservation, start: int) -> list[int] | None:
         """Units that could serve a reservation for all of ``[start, its end)``, those whose present holders lose least first."""
         mask = self.open_units(start, reservation.end)
-        cost = self._cost(start, reservation.id)
+        cost = self.cost(start, reservation.id)
         for kind in self._kinds_to_bind(reservation, start):
             units = cheapest_units(self.board, reservation.ask, kind, mask, cost)
             if units is not None:
@@ -246,7 +239,7 @@ class Promises:
             rows.append((0, until, whose, int(slots[theirs].sum())))
         return rows
 
-    def _cost(self, start: int, reservation: int | None) -> Ints:
+    def cost(self, start: int, reservation: int | None) -> Ints:
         """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
         when the start is near, what it costs that somebody has to go, as in ``preempt``."""
         board = self.board
@@ -347,9 +340,6 @@ def _cheapest_groups(board: Board, ask: Ask, units: Ints, cost: Ints) -> Ints:
     return np.array(sorted(u for _, members in best.values() for u in members), dtype=np.int64)
 
 
-# -- reservations asked for ---------------------------------------------------------------------------------------
-
-
 def over_claims(promises: Promises, whose: Claimant, model: str, need: int, start: int, end: int) -> Why:
     """Why a team may not be promised ``need`` slots of a model for a window without touching what others are guaranteed, or
     beyond what it may borrow; an empty code when it may.
@@ -388,68 +378,12 @@ def over_claims(promises: Promises, whose: Claimant, model: str, need: int, star
     return "", ()
 
 
-def over_own_cap(promises: Promises, whose: Claimant, need: int, start: int, end: int) -> Why:
-    """Why one person's reservations would be more than one person may hold in the pool, or an empty code."""
-    board, cap = promises.board, promises.board.policy.most_slots_per_user
-    if cap is None or whose.user is None:
-        return "", ()
-    mine = [r for r in board.reservations if r.user == whose.user and r.id != promises.exclude]
-    mine = [r for r in mine if r.start < end and r.end > start]
-    size = {r.id: _slots_promised(promises, r) for r in mine}
-    for moment in sorted({start, *(r.start for r in mine if r.start > start)}):
-        held = sum(size[r.id] for r in mine if r.start <= moment < r.end)
-        if held + need > cap:
-            return Code.OVER_USER_CAP, numbers(at=moment, cap=cap, held=held, need=need)
-    return "", ()
-
-
-def _slots_promised(promises: Promises, reservation: Reservation) -> int:
-    """Of the units that it has or counts on; of the smallest that would do where there are none at present."""
-    board = promises.board
-    units = [board.unit_index[u] for u in reservation.units if u in board.unit_index] or promises.witness.get(reservation.id)
-    if units:
-        return int(board.slots[units].sum())
-    return min((board.need_slots(reservation.ask, kind) for kind in board.kinds_for(reservation.ask)), default=0)
-
-
 def _of_model(board: Board, model: str) -> Mask:
     memo = board.ground.memo
     if ("of model", model) not in memo:
         memo["of model", model] = np.array([unit.model == model for unit in board.units], dtype=np.bool_)
     mask: Mask = memo["of model", model]
     return mask
-
-
-def _judge(promises: Promises, ask: Ask, whose: Claimant, start: int, end: int) -> Why:
-    """The code and numbers of why a window does not fit; an empty code when it does."""
-    board = promises.board
-    mask = promises.open_units(start, end)
-    cost = promises._cost(start, None)
-    first: Why | None = None
-    for kind in board.kinds_for(ask):
-        if cheapest_units(board, ask, kind, mask, cost) is None:
-            continue
-        why = _over_limits(promises, ask, kind, whose, start, end)
-        if not why[0]:
-            return "", ()
-        first = first or why
-    if first is not None:
-        return first
-    fitting = board.fitting(ask)
-    return Code.WINDOW_FULL, numbers(
-        free=int((mask & fitting).sum()), hosts=ask.hosts, need=ask.total_units, total=int(fitting.sum())
-    )
-
-
-def _over_limits(promises: Promises, ask: Ask, kind: int, whose: Claimant, start: int, end: int) -> Why:
-    board = promises.board
-    if whose.may_exceed:
-        return "", ()
-    need = board.need_slots(ask, kind)
-    over = over_own_cap(promises, whose, need, start, end)
-    if over[0] or board.pool.kind is PoolKind.STATIC:
-        return over
-    return over_claims(promises, whose, board.kinds[kind].model, need, start, end)
 
 
 def never_fits(board: Board, ask: Ask, team: int) -> Why | None:
@@ -490,213 +424,3 @@ def _most_beside(board: Board, ask: Ask, kinds: list[int]) -> dict[str, int]:
     asked = {"cpu_milli": ask.cpu_milli, "memory_mib": ask.memory_mib}
     told = [name for name in most if asked[name] and 0 < most[name] < NEVER]
     return {name: asked[name] for name in told} | {f"most_{name}": most[name] for name in told}
-
-
-def window_answer(
-    snapshot: Snapshot,
-    ask: Ask,
-    team: int,
-    pool: int,
-    start: int,
-    end: int,
-    now: int,
-    exclude_reservation: int | None = None,
-    may_exceed_guarantee: bool = False,
-    horizon: int = HORIZON,
-    earliest: int | None = None,
-    user: int | None = None,
-    may_borrow: bool = True,
-) -> WindowAnswer:
-    """Would a reservation of ``ask`` for ``[start, end)`` keep every promise made so far?
-
-    Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
-    guarantees of other teams, what its team may borrow (nothing unless ``may_borrow``) and what ``user`` may hold, unless
-    ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
-    windows of the same length that do, from ``earliest`` (``now``) to ``now + horizon``, on whole minutes.
-    ``exclude_reservation`` is one that is being moved.
-    """
-    return window_answers(
-        snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest, user,
-        may_borrow,
-    )[0]  # fmt: skip
-
-
-def window_answers(
-    snapshot: Snapshot,
-    ask: Ask,
-    team: int,
-    pool: int,
-    windows: Sequence[tuple[int, int]],
-    now: int,
-    exclude_reservation: int | None = None,
-    may_exceed_guarantee: bool = False,
-    horizon: int = HORIZON,
-    earliest: int | None = None,
-    user: int | None = None,
-    may_borrow: bool = True,
-) -> list[WindowAnswer]:
-    """``window_answer`` for several windows that do not overlap one another, and may so be promised together. The first
-    that does not fit names the windows that would, from its own start on; those after it only why."""
-    board, impossible = _board_for(snapshot, ask, team, pool, now)
-    if board is None or impossible is not None:
-        return [WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=pool))))] * len(windows)
-    promises = Promises(board, exclude_reservation)
-    whose = Claimant(team, user, may_exceed_guarantee, may_borrow)
-    answers: list[WindowAnswer] = []
-    all_fit = True
-    for start, end in windows:
-        code, why = _judge(promises, ask, whose, start, end)
-        first: tuple[Window, ...] = ()
-        if code and all_fit:
-            since = start if len(windows) > 1 else now
-            limits = (max(now, since if earliest is None else earliest), now + horizon)
-            first = first_windows(promises, ask, whose, end - start, limits)
-        all_fit = all_fit and not code
-        answers.append(WindowAnswer(not code, code, why, first))
-    return answers
-
-
-def _board_for(
-    snapshot: Snapshot, ask: Ask, team: int, pool: int, now: int
-) -> tuple[Board | None, Why | None]:
-    """The pool's board, and why a team's ask could have no window in it at all, or None."""
-    owner = next((p for p in snapshot.pools if p.id == pool), None)
-    if owner is None:
-        return None, None
-    board = Board(snapshot, owner, now)
-    impossible = never_fits(board, ask, team)
-    if impossible is None and owner.kind is PoolKind.DYNAMIC and team not in board.ledger.teams_with_quota:
-        impossible = Code.NO_QUOTA, numbers(pool=pool, team=team)
-    return board, impossible
-
-
-def first_windows(
-    promises: Promises, ask: Ask, whose: Claimant, length: int, limits: tuple[int, int]
-) -> tuple[Window, ...]:
-    """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
-
-    A window that does not fit begins to fit only when something promised ends, or when a disk that is full counts as
-    emptied: besides the first moment these are the only ones to try, and so the first minute is found.
-    """
-    first, last = limits
-    ends = {s.end for s in promises.stretches() if first < s.end <= last}
-    if has_full_disks(promises.board) and first < full_disks_pass_at(promises.board) <= last:
-        ends.add(full_disks_pass_at(promises.board))
-    found: list[Window] = []
-    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
-        if at > last or len(found) == WINDOWS_SHOWN:
-            break
-        if not _judge(promises, ask, whose, at, at + length)[0]:
-            found.append(Window(at, at + length))
-    return tuple(found)
-
-
-def free_windows(
-    snapshot: Snapshot, ask: Ask, team: int, pool: int, length: int, now: int, earliest: int, horizon: int
-) -> tuple[Window, ...]:
-    """The first windows of a length in which a reservation of ``ask`` would fit within the guarantees, from ``earliest`` to
-    ``now + horizon``; empty where there is none, and where it could never be had."""
-    board, impossible = _board_for(snapshot, ask, team, pool, now)
-    if board is None or impossible is not None:
-        return ()
-    return first_windows(Promises(board), ask, Claimant(team), length, (max(now, earliest), now + horizon))
-
-
-def extension_answer(
-    snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON, may_borrow: bool = True
-) -> WindowAnswer:
-    """May a reservation that has its units keep them until ``end``, which is later than its end now?
-
-    It keeps the same units: no maintenance may touch them by then, every other reservation that can be kept now must be
-    kept all the same, and the guarantees of others hold for the time that is added. When not: why, and the first windows
-    for the added time, from its present end on.
-    """
-    row = next(r for r in snapshot.reservations if r.id == reservation)
-    board, impossible = _board_for(snapshot, row.ask, row.team, row.pool, now)
-    if board is None or impossible is not None:
-        return WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=row.pool))))
-    before, whose = Promises(board), Claimant(row.team, row.user, row.may_exceed_guarantee, may_borrow)
-    longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
-    after = Promises(Board(replace(snapshot, reservations=longer), board.pool, now))
-    displaced = sorted(before.witness.keys() - after.witness.keys())
-    mine = {board.unit_index[u] for u in row.units if u in board.unit_index}
-    serviced = {s.unit for s in before.fixed if s.team is None and s.unit in mine and s.start < end and s.end > now}
-    code, why = "", numbers()
-    if displaced or serviced:
-        code, why = (
-            Code.EXTENSION_BLOCKED,
-            numbers(end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)),
-        )
-    elif not whose.may_exceed:
-        code, why = _over_limits_for_longer(before, row, mine, whose, end)
-    if not code:
-        return WindowAnswer(True)
-    limits = (max(now, row.end), now + horizon)
-    return WindowAnswer(
-        False, code, why, first_windows(before, row.ask, whose, end - row.end, limits)
-    )
-
-
-def _over_limits_for_longer(before: Promises, row: Reservation, mine: set[int], whose: Claimant, end: int) -> Why:
-    """What keeps its team and its owner from having its units in the time that is added."""
-    board = before.board
-    used: dict[str, int] = {}
-    for unit in mine:
-        used[board.model_of(unit)] = used.get(board.model_of(unit), 0) + int(board.slots[unit])
-    over = over_own_cap(before, whose, sum(used.values()), row.end, end)
-    for name, need in sorted(used.items()) if board.pool.kind is PoolKind.DYNAMIC else ():
-        over = over if over[0] else over_claims(before, whose, name, need, row.end, end)
-    return over
-
-
-def longer_answer(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowAnswer:
-    """May running work that nobody can tell to go stay on its units until ``until``, which is later than its limit now?
-
-    Every reservation that could be kept if it were gone must be kept all the same, and no maintenance of its hosts may begin
-    before. When not: ``latest`` among the numbers is the longest that fits, its limit now where none does. What is
-    preemptible, or runs inside a reservation, is in nobody's way.
-    """
-    row = next((r for r in snapshot.running if r.id == workload), None)
-    if row is None or row.preemptible or row.stopping or row.reservation is not None:
-        return WindowAnswer(True)
-    pool = next(p for p in snapshot.pools if p.id == row.pool)
-    rest = tuple(r for r in snapshot.running if r.id != workload)
-    gone = Promises(Board(replace(snapshot, running=rest), pool, now))
-    board = gone.board
-    hosts = {int(board.host_of[board.unit_index[u]]) for u in row.units if u in board.unit_index}
-    serviced = sorted(start for host, start, end in board.maintenance if host in hosts and end > now)
-
-    def broken(limit: int) -> list[Reservation]:
-        """The promises that would not be kept if it stayed until then."""
-        running = (*rest, replace(row, until=limit))
-        kept = Promises(Board(replace(snapshot, running=running), pool, now)).witness.keys()
-        lost = (board.reservation_by_id[r] for r in sorted(gone.witness.keys() - kept))
-        return sorted((r for r in lost if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id))
-
-    displaced, in_service_until = broken(until), min([until, *serviced])
-    if not displaced and in_service_until == until:
-        return WindowAnswer(True)
-    # What stays longer keeps no more promises, and the next is broken only by who stays beyond its start.
-    moments = sorted({r.start for r in board.reservations if row.until < r.start < until} | {in_service_until})
-    fitting = [moment for moment in moments if row.until < moment <= in_service_until]
-    low, high = 0, len(fitting)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if not broken(fitting[middle]) else (low, middle)
-    latest = fitting[low - 1] if low else row.until
-    why = numbers(
-        latest=latest, limit=row.until, maintenance=sum(start < until for start in serviced), reservations=len(displaced),
-        start=min([r.start for r in displaced] + [start for start in serviced if start < until]), until=until,
-    )  # fmt: skip
-    return WindowAnswer(False, Code.MORE_TIME_BLOCKED, why)
-
-
-def free_units(
-    snapshot: Snapshot, pool: int, model: str, profile: str, start: int, end: int, step: int, now: int
-) -> list[tuple[int, int]]:
-    """For the calendar: (time, units of a model that could still be promised for all of ``[time, time + step)``)."""
-    owner = next(p for p in snapshot.pools if p.id == pool)
-    board = Board(snapshot, owner, now)
-    promises = Promises(board)
-    wanted = np.array([u.model == model and u.profile == profile for u in board.units], dtype=np.bool_)
-    return [(at, int((promises.open_units(at, at + step) & wanted).sum())) for at in range(start, end, step)]

@@ -11,10 +11,11 @@ from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler import commands, locks, nudge, one_answer, snapshot
-from scheduler.core import model, timeline
+from scheduler.core import model
 from scheduler.core.model import WHOLE, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
+from scheduler.core.windows import extension_answer, window_answer, window_answers
 from scheduler.models import BoundUnit, BudgetGate, Pool, Project, Reservation, Series, Workload
 from scheduler.recurrence import Recurrence
 from scheduler.services.workloads import end_queued
@@ -61,7 +62,7 @@ def _judge(
     budget = _Budget(project, now)
     if (no := budget.refuses((start, end), before)) is not None:
         return no
-    return timeline.window_answer(
+    return window_answer(
         taken,
         _ask(**ask),
         project.team_id,
@@ -184,7 +185,7 @@ def check_windows(
     """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
     bounds = [(snapshot.seconds(start), snapshot.seconds(end)) for start, end in windows]
     budget = _Budget(project, now)
-    answers = timeline.window_answers(
+    answers = window_answers(
         snapshot.take([pool.pk], now),
         _ask(**ask),
         project.team_id,
@@ -247,7 +248,7 @@ def check_change(
         budget = _Budget(reservation.project, now)
         if (no := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
             return no
-        return timeline.extension_answer(
+        return extension_answer(
             snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
             horizon=pool.reservation_horizon_seconds, may_borrow=budget.may_borrow,
         )  # fmt: skip

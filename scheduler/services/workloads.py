@@ -13,7 +13,7 @@ from django.db import transaction
 
 from scheduler import commands, locks, nudge, snapshot
 from scheduler.attempts import COMES_BACK, LOST
-from scheduler.core import timeline
+from scheduler.core import windows
 from scheduler.core.model import WHOLE, Priority
 from scheduler.core.reasons import Code
 from scheduler.dependencies import After, Link, awaited, links
@@ -275,7 +275,7 @@ def _refuse_broken_promises(workload: Workload, seconds: int, now: datetime) -> 
     until = next((r.until for r in taken.running if r.id == workload.pk), None)
     if until is None:
         return
-    answer = timeline.longer_answer(taken, workload.pk, until + seconds, snapshot.seconds(now))
+    answer = windows.longer_answer(taken, workload.pk, until + seconds, snapshot.seconds(now))
     if not answer.fits:
         raise Refused(answer.code, answer.numbers)
 

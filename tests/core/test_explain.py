@@ -42,7 +42,7 @@ from scheduler.core.model import Host as HostRow
 from scheduler.core.ordering import Part
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import window_answer
+from scheduler.core.windows import window_answer
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scheduler.core.model import Plan, Snapshot, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import window_answer
 from scheduler.core.verify import violations, window_violations
+from scheduler.core.windows import window_answer
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 

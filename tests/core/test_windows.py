@@ -28,15 +28,9 @@ from scheduler.core.model import (
 )
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import (
-    Promises,
-    extension_answer,
-    free_units,
-    longer_answer,
-    window_answer,
-    window_answers,
-)
+from scheduler.core.timeline import Promises
 from scheduler.core.verify import window_violations
+from scheduler.core.windows import extension_answer, free_units, longer_answer, window_answer, window_answers
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
 RED, BLUE = 1, 2
