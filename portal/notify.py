@@ -62,7 +62,7 @@ from scheduler.states import (
     WorkloadState,
 )
 from scheduler.volumes import is_away_from
-from telemetry.models import BudgetAlert, HealthEvent, HealthRule, Stray
+from telemetry.models import BudgetAlert, BudgetMeasure, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
 FORGOTTEN_AT_ONCE = 5_000
@@ -510,6 +510,8 @@ def _budgets_reached(since: datetime, now: datetime) -> Iterator[Fact]:
         finance = User.objects.filter(finance=True, is_active=True).values_list("pk", flat=True)
         users = (*finance, *(_leads(team_id) if team_id is not None else ()))
         numbers = {"name": whose.name if whose else "", "percent": alert.percent, "forecast": alert.forecast}
+        if budget.measure == BudgetMeasure.GPU_HOURS:
+            numbers["measure"] = budget.measure
         yield Fact("budget_reached", f"budget:{alert.pk}", users, numbers)
 
 

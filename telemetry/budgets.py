@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 from django.db import transaction
@@ -10,12 +10,14 @@ from django.db.models import Sum
 
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.gates import close_budget_gate, open_budget_gate
-from telemetry.core.money import ZERO, rounded
-from telemetry.models import Budget, BudgetAction, BudgetAlert, Charge
+from telemetry.core.charging import CHARGED, SLOTS_PER_GPU
+from telemetry.core.money import MICRO, ZERO, rounded
+from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetMeasure, Charge
 from telemetry.months import bounds, month_of
 
 THRESHOLDS = (50, 80, 100)
 USED_UP = 100
+SLOT_SECONDS_OF_A_GPU_HOUR = SLOTS_PER_GPU * 3600
 FORECAST_AFTER = timedelta(days=3)  # the first days of a month say little about its end
 
 
@@ -24,14 +26,21 @@ def watch_budgets(now: datetime) -> int:
     month = month_of(now)
     alerts = 0
     wanted: set[tuple[int | None, int | None, str]] = set()
-    for budget in Budget.objects.filter(month=month).select_related("team", "project"):
-        spent = spent_of(budget)
+    # Money first: where both measures are used up, one gate is closed, and says so of the money.
+    for budget in Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk"):
+        spent = spent_of(month, budget.measure, team=budget.team_id, project=budget.project_id)
         alerts += _alert(budget, spent, now)
-        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount:
-            wanted.add((budget.team_id, budget.project_id, budget.action))
+        gate = (budget.team_id, budget.project_id, budget.action)
+        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount and gate not in wanted:
+            wanted.add(gate)
             close_budget_gate(
                 action=budget.action,
-                numbers={"limit": str(budget.amount), "spent": str(rounded(spent)), "month": month.isoformat()},
+                numbers={
+                    "limit": str(budget.amount),
+                    "spent": str(rounded(spent)),
+                    "month": month.isoformat(),
+                    "measure": budget.measure,
+                },
                 until=bounds(month)[1],
                 now=now,
                 team=budget.team,
@@ -41,10 +50,12 @@ def watch_budgets(now: datetime) -> int:
     return alerts
 
 
-def spent_of(budget: Budget) -> Decimal:
-    """What its team or project was charged for on the month's statement so far, in ledger decimals."""
-    lines = Charge.objects.filter(month=budget.month)
-    lines = lines.filter(team=budget.team_id) if budget.team_id else lines.filter(project=budget.project_id)
+def spent_of(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
+    """What a team or a project was charged on a month's statement so far: money, or the GPU-hours of the charged lines."""
+    lines = Charge.objects.filter(month=month, bucket__in=CHARGED)
+    lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
+    if measure == BudgetMeasure.GPU_HOURS:
+        return Decimal(lines.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_OF_A_GPU_HOUR
     return lines.aggregate(total=Sum("charged"))["total"] or ZERO
 
 
@@ -64,7 +75,7 @@ def _alert(budget: Budget, spent: Decimal, now: datetime) -> int:
         passed.append((USED_UP, True))
     new = [
         BudgetAlert.objects.get_or_create(
-            budget=budget, percent=step, forecast=forecast, defaults={"spent": spent, "at": now}
+            budget=budget, percent=step, forecast=forecast, defaults={"spent": rounded(spent, MICRO), "at": now}
         )[1]
         for step, forecast in passed
     ]

@@ -352,18 +352,26 @@ class BudgetAction(models.TextChoices):
     STOP_BORROWING = "stop_borrowing", "stop borrowing"
 
 
+class BudgetMeasure(models.TextChoices):
+    MONEY = "money"
+    GPU_HOURS = "gpu_hours", "GPU-hours"
+
+
 class Budget(models.Model):
+    """What a team or a project may be charged in a month: money, or GPU-hours, whichever GPUs they are of."""
+
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     month = models.DateField(help_text="first day")
-    amount = models.DecimalField(max_digits=14, decimal_places=2)
+    measure = models.CharField(max_length=10, choices=BudgetMeasure.choices, default=BudgetMeasure.MONEY)
+    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
     action = models.CharField(max_length=16, choices=BudgetAction.choices, default=BudgetAction.NOTIFY)
     notified_percent = models.PositiveSmallIntegerField(default=0)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["team", "project", "month"], name="one_budget_per_month", nulls_distinct=False
+                fields=["team", "project", "month", "measure"], name="one_budget_per_month", nulls_distinct=False
             ),
             models.CheckConstraint(
                 condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_budget_is_of_a_team_or_of_a_project"

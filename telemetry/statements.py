@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import Count, F, Q, Sum
 
 from scheduler.models import Gpu, Pool, Quota
-from telemetry.core.charging import SLOTS_PER_GPU, asset_cost
+from telemetry.core.charging import CHARGED, SLOTS_PER_GPU, asset_cost
 from telemetry.core.money import CENT, MICRO, ZERO, fit_parts, round_parts, rounded, split
 from telemetry.facts import load_rates
 from telemetry.models import (
@@ -38,7 +38,6 @@ from telemetry.models import (
 )
 from telemetry.months import bounds, month_of
 
-CHARGED = (Bucket.USED, Bucket.RESERVED_UNUSED)
 UNCHARGED = (Bucket.PREEMPTED, Bucket.HARDWARE_LOST)
 IDLE = (Bucket.UNALLOCATED,)
 OVERHEAD = (Bucket.UNHEALTHY, Bucket.MAINTENANCE)

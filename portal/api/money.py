@@ -126,7 +126,7 @@ class Budgets(View):
 
     @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
     def post(self, request: Request) -> Response:
-        """What a team or a project may cost in a month."""
+        """What a team or a project may be charged in a month, in money or GPU-hours."""
         given = self.given(shapes.BudgetWish)
         given["team"] = naming.team_of(self.actor, given["team"]) if given.get("team") else None
         given["project"] = naming.project_of(self.actor, given["project"]) if given.get("project") else None

@@ -214,6 +214,7 @@ def _money(teams: dict[str, Team], now: datetime) -> None:
     for slug, amount in (("imaging", "12000"), ("folding", "16000"), ("climate", "14000")):
         for month in (start.date(), this_month):
             Budget.objects.create(team=teams[slug], month=month, amount=Decimal(amount))
+    Budget.objects.create(team=teams["folding"], month=this_month, measure="gpu_hours", amount=Decimal(9000))
 
 
 def _templates() -> None:

@@ -15,7 +15,7 @@ from scheduler.clock import MassSilence, mass_silence
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.states import PROMISED, AdminState, LeaseState, RepairState, WorkloadState
 from telemetry.budgets import forecast_of
-from telemetry.models import Budget
+from telemetry.models import Budget, BudgetMeasure
 from telemetry.months import month_of
 
 MOST = 5
@@ -88,7 +88,7 @@ def money(user: User, now: datetime) -> Money | None:
     month = month_of(now)
     teams = list(Team.objects.order_by("name"))
     spent = use.spent_by_teams(teams, month)
-    budgets = dict(Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "amount"))
+    budgets = dict(Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list("team_id", "amount"))
     lines = [
         TeamMonth(
             team,

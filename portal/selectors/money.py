@@ -12,7 +12,7 @@ from portal import policy
 from portal.models import User
 from scheduler.models import Gpu, Pool, Project, Workload
 from telemetry import selectors, statements
-from telemetry.models import Budget, Charge, Price, Statement
+from telemetry.models import Budget, BudgetMeasure, Charge, Price, Statement
 from telemetry.months import month_of, next_month
 
 NAMES = {"team": "team_name", "project": "project_name", "workload": "workload_name", "user": "user_name"}
@@ -56,10 +56,10 @@ def budgets(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
     rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
     found = []
     for budget in rows:
-        view = selectors.budget_left(month, now, team=budget.team_id, project=budget.project_id)
+        view = selectors.budget_left(month, now, team=budget.team_id, project=budget.project_id, measure=budget.measure)
         if view is not None:
             found.append({"budget": budget, "name": _payer(budget), "view": view, **_bar(view)})
-    return sorted(found, key=lambda row: row["name"])
+    return sorted(found, key=lambda row: (row["name"], row["view"].measure != BudgetMeasure.MONEY))
 
 
 def _payer(budget: Budget) -> str:

@@ -33,8 +33,9 @@ from scheduler.models import (
 from scheduler.states import PROMISED, TOLD_TO_GO, WorkloadState
 from scheduler.volumes import is_away_from
 from telemetry.budgets import forecast_of
-from telemetry.models import Budget
+from telemetry.models import Budget, BudgetMeasure
 from telemetry.months import month_of
+from telemetry.selectors import BudgetView, budget_left
 
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
 
@@ -257,10 +258,11 @@ class TeamPanel:
     budget: Decimal | None
     spent: Decimal | None
     forecast: Decimal | None
+    hours: BudgetView | None  # its budget of GPU-hours
 
 
 def team_panels(user: User, now: datetime) -> list[TeamPanel]:
-    """Each team the person is in: its guarantees, what it holds, and this month's budget."""
+    """Each team the person is in: its guarantees, what it holds, and this month's budgets."""
     teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
     if not teams:
         return []
@@ -270,15 +272,21 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
     for quota in quotas:
         lines.setdefault(quota.team_id, []).append(_quota_line(quota, held))
     month = month_of(now)
-    budgets = dict(Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "amount"))
+    budgets = {
+        (team, measure): amount
+        for team, measure, amount in Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "measure", "amount")
+    }
     spent = use.spent_by_teams(teams, month)
     return [
         TeamPanel(
             team,
             lines.get(team.pk, []),
-            budgets.get(team.pk),
+            budgets.get((team.pk, BudgetMeasure.MONEY)),
             spent.get(team.pk, Decimal(0)),
             forecast_of(spent.get(team.pk, Decimal(0)), now),
+            budget_left(month, now, team=team.pk, measure=BudgetMeasure.GPU_HOURS)
+            if (team.pk, BudgetMeasure.GPU_HOURS) in budgets
+            else None,
         )
         for team in teams
     ]

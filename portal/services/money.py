@@ -22,6 +22,7 @@ from telemetry.months import month_of
 HIGHEST_PRICE = Decimal(100_000)
 HIGHEST_BUDGET = Decimal(1_000_000_000)
 BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing")
+BUDGET_MEASURES = ("money", "gpu_hours")
 IDLE_PAYERS = ("operator", "guarantee", "use")
 
 
@@ -81,30 +82,35 @@ def set_budget(
     now: datetime,
     team: Team | None = None,
     project: Project | None = None,
+    measure: str = "money",
     action: str = "notify",
     via: str = "web",
 ) -> Budget:
-    """What a team or a project may cost in a month, and what happens at the end of it. Raises Invalid, NotAllowed."""
+    """What a team or a project may be charged in a month, in money or GPU-hours, and what happens when it is used up.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "budget.change")
     checks = Checks()
     if (team is None) == (project is None):
         checks.note("team", None, "team and project: give exactly one of the two.")
     month = checks.month("month", month)
     clean = checks.amount("amount", amount, high=HIGHEST_BUDGET, decimals=2)
+    measure = checks.choice("measure", measure, BUDGET_MEASURES)
     action = checks.choice("action", action, BUDGET_ACTIONS)
     if "month" not in checks.problems and month < month_of(now):
         checks.note("month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one.")
     checks.done()
     with transaction.atomic():
-        old = Budget.objects.filter(team=team, project=project, month=month).first()
+        old = Budget.objects.filter(team=team, project=project, month=month, measure=measure).first()
         before = audit.facts(old, "amount", "action") if old else None
         budget, _ = Budget.objects.update_or_create(
-            team=team, project=project, month=month, defaults={"amount": clean, "action": action}
+            team=team, project=project, month=month, measure=measure, defaults={"amount": clean, "action": action}
         )
         audit.record(
             actor=actor, via=via, now=now, verb="set_budget", target=budget, before=before,
             team_id=team.pk if team else project.team_id if project else None,
-            after=audit.facts(budget, "month", "amount", "action"),
+            after=audit.facts(budget, "month", "measure", "amount", "action"),
         )  # fmt: skip
     return budget
 

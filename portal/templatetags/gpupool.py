@@ -122,6 +122,12 @@ def money(amount: Decimal | int | None, currency: str = "") -> str:
 
 
 @register.filter
+def measured(amount: Decimal | None, measure: str) -> str:
+    """An amount of a budget in its measure: ``1,204.80`` of money, ``380.5 GPU-h`` of GPU-hours."""
+    return f"{grouped(amount, 1)} GPU-h" if measure == "gpu_hours" else money(amount)
+
+
+@register.filter
 def percent(share: float | Decimal | None, decimals: int = 0) -> str:
     """A share of 1 as ``71 %``. None is unknown."""
     return UNKNOWN if share is None else f"{float(share) * 100:.{decimals}f} %"

@@ -16,7 +16,7 @@ from portal.models import User
 from portal.questions import asking
 from portal.selectors.work import QuotaLine, quota_lines
 from portal.services import reservations, series, workloads
-from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.templatetags.gpupool import duration, gpu_model, grouped, money
 from portal.web.ask_forms import FIELD_OF, SIZES, AskForm, size_text
 from portal.web.home_cards import count_of
 from portal.web.queue import way_in_form
@@ -27,6 +27,7 @@ from scheduler.core.model import WHOLE
 from scheduler.models import JobArray, Pool
 from scheduler.one_answer import one_answer
 from telemetry import selectors as telemetry
+from telemetry.models import BudgetMeasure
 from telemetry.months import month_of
 
 WORKING_HOURS = range(8, 20)
@@ -141,6 +142,7 @@ def _reservation(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
             answer,
             answer["price"],
             f"{duration(end - start)} × {money(answer['price_per_hour'], answer['currency'])}",
+            end - start,
             now,
         ),
         "quota": _quota(form, quota_lines(uses, arguments["pool"]), answer["gpus"]),
@@ -159,10 +161,17 @@ def _series(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
     arguments["name"] = arguments["name"] or "preview"
     answer = series.preview_series(actor=user, now=now, **arguments)
     times = f"{answer['occurrences']} occurrences, {phrases.weekdays(arguments['weekdays'])}."
-    length = duration(arguments["end"] - arguments["start"])
+    length = arguments["end"] - arguments["start"]
     hourly = money(answer["price_per_hour"], answer["currency"])
     return {
-        "price": _price(form, answer, answer["price"], f"{answer['occurrences']} × {length} × {hourly}", now),
+        "price": _price(
+            form,
+            answer,
+            answer["price"],
+            f"{answer['occurrences']} × {duration(length)} × {hourly}",
+            length * answer["occurrences"],
+            now,
+        ),
         "fits": answer["fits"],
         "needs_approval": answer["needs_approval"] and answer["fits"],
         "room": times,
@@ -205,7 +214,7 @@ def _workload(form: AskForm, user: User, now: datetime) -> dict[str, Any]:
         "record": expected_starts.past_starts(answer["past_starts"]) if answer["past_starts"] else "",
         "sooner": [_another_way(other, arguments["pool"], now) for other in answer["sooner"]],
         "reason": reasons.reason(answer["code"], answer["numbers"], user),
-        "price": _price(form, answer, answer["longest_cost"], text, now),
+        "price": _price(form, answer, answer["longest_cost"], text, timedelta(seconds=seconds), now),
         "quota": _quota(form, quota_lines(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
     }
     also = [{"text": text} for text in filter(None, [answer["wish"], *answer["warnings"]])]
@@ -243,18 +252,25 @@ def _range(form: AskForm, now: datetime) -> tuple[datetime, datetime]:
     return now, now + length
 
 
-def _price(form: AskForm, answer: dict[str, Any], total: Decimal | None, how: str, now: datetime) -> dict[str, Any]:
-    """What it costs, and what that leaves of the team's budget of this month; no line for a budget that nobody set."""
+def _price(
+    form: AskForm, answer: dict[str, Any], total: Decimal | None, how: str, length: timedelta, now: datetime
+) -> dict[str, Any]:
+    """What it costs, and what that leaves of the team's budgets of this month; no line for a budget that nobody set."""
     known = answer["price_per_hour"] is not None
     gpus = count_of(answer["gpus"])
-    budget = telemetry.budget_left(month_of(now), now, team=form.project_chosen.team_id)
+    month, team = month_of(now), form.project_chosen.team_id
+    budget = telemetry.budget_left(month, now, team=team)
     left = None if budget is None or total is None else budget.left - total
+    hours = telemetry.budget_left(month, now, team=team, measure=BudgetMeasure.GPU_HOURS)
+    hours_left = None if hours is None else float(hours.left) - answer["gpus"] * length.total_seconds() / 3600
     return {
         "total": money(total, answer["currency"]),
         "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}" if known else "No price is set for this model.",
         "known": known,
         "left": None if left is None else money(left, answer["currency"]),
         "over": left is not None and left < 0,
+        "hours_left": None if hours_left is None else f"{grouped(hours_left, 1)} GPU-h",
+        "hours_over": hours_left is not None and hours_left < 0,
     }
 
 

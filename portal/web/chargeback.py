@@ -319,6 +319,7 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
 class BudgetForm(VerbForm):
     team = forms.ChoiceField(label="Team")
     month = forms.CharField(label="Month", max_length=7, widget=forms.TextInput(attrs={"type": "month"}))
+    measure = forms.ChoiceField(label="Of what", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money")
     amount = forms.CharField(label="Amount", max_length=30)
     action = forms.ChoiceField(
         label="When it is used up",

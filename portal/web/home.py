@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -16,7 +17,7 @@ from portal.models import Submission, User
 from portal.selectors import arrays, desk, free, work
 from portal.selectors import queue as queue_reads
 from portal.selectors.work import Piece, TeamPanel
-from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.templatetags.gpupool import duration, gpu_model, grouped, money
 from portal.web import home_cards, live, queue
 from portal.web.access import signed_in, viewer
 from portal.web.context import currency_of, organisation_of
@@ -28,6 +29,8 @@ from telemetry.core.money import rounded
 MOST_CARDS = 12
 WITH_A_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 MOST_ENDED = 8
+
+Written = Callable[[Decimal], str]  # an amount with its measure
 
 
 @login_not_required
@@ -177,36 +180,44 @@ def _panel(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any]:
         )
     borrows = any(line.borrowed for line in panel.lines)
     sliced = any(round(line.held, 2) % 1 for line in panel.lines)
-    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "sliced": sliced, "budget": _budget(panel, currency, now)}
+    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "sliced": sliced, "budgets": _budgets(panel, currency, now)}
 
 
-def _budget(panel: TeamPanel, currency: str, now: datetime) -> dict[str, Any] | None:
-    if panel.budget is None or panel.spent is None:
-        return None
-    words = f"{_whole(panel.spent, currency)} spent."
-    if panel.forecast is not None:
-        words += f" At this pace {_whole(panel.forecast, currency)} by the end of the month."
-    bar = _money_bar(f"Budget, {now:%b}", panel.spent, panel.budget, panel.forecast, currency)
-    return {**bar, "words": words}
+def _budgets(panel: TeamPanel, currency: str, now: datetime) -> list[dict[str, Any]]:
+    """A team's budgets of this month: of money, of GPU-hours, of both, or none."""
+
+    def bar(label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: Written) -> dict[str, Any]:
+        words = f"{written(spent)} spent."
+        if forecast is not None:
+            words += f" At this pace {written(forecast)} by the end of the month."
+        return {**_budget_bar(label, spent, budget, forecast, written), "words": words}
+
+    found = []
+    if panel.budget is not None and panel.spent is not None:
+        found.append(bar(f"Budget, {now:%b}", panel.spent, panel.budget, panel.forecast, _whole(currency)))
+    if panel.hours is not None:
+        hours = panel.hours
+        found.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _hours))
+    return found
 
 
-def _money_bar(
-    label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, currency: str
+def _budget_bar(
+    label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, written: Written
 ) -> dict[str, Any]:
     """What is spent against a budget, with where the month is going."""
     expected = forecast or Decimal(0)
     if budget is None:
         return {
             "label": label,
-            "text": f"{_whole(spent, currency)}, no budget",
+            "text": f"{written(spent)}, no budget",
             "scale": max(spent, expected, Decimal(1)),
             "used": spent,
             "mark": None,
         }
     left = budget - spent
-    text = f"{_whole(left, currency)} left of {_whole(budget, currency)}"
+    text = f"{written(left)} left of {written(budget)}"
     if left < 0:
-        text = f"over by {_whole(-left, currency)} of {_whole(budget, currency)}"
+        text = f"over by {written(-left)} of {written(budget)}"
     return {
         "label": label,
         "text": text,
@@ -262,13 +273,17 @@ def _money(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
     return {
         "month": found.month,
         "spent": money(found.spent, currency),
-        "teams": [_money_bar(line.team.name, line.spent, line.budget, line.forecast, currency) for line in found.teams],
+        "teams": [_budget_bar(line.team.name, line.spent, line.budget, line.forecast, _whole(currency)) for line in found.teams],
     }
 
 
-def _whole(amount: Decimal, currency: str) -> str:
+def _whole(currency: str) -> Written:
     """Money in whole units: a bar's label has no room for cents."""
-    return money(rounded(amount, Decimal(1)), currency).removesuffix(".00")
+    return lambda amount: money(rounded(amount, Decimal(1)), currency).removesuffix(".00")
+
+
+def _hours(amount: Decimal) -> str:
+    return f"{grouped(amount)} GPU-h"
 
 
 def _coming(user: User, now: datetime) -> list[dict[str, Any]]:

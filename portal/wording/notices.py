@@ -125,7 +125,8 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
         + ("It ends; files saved in its home stay." if f.get("ends") else "It is queued again with its place kept.")
     ),
     "budget_reached": lambda f: (
-        f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget."
+        f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
+        f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
     ),
 }
 

@@ -11,11 +11,11 @@ from typing import Any
 from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Coalesce
 
-from telemetry.budgets import forecast_of
-from telemetry.core.charging import SLOTS_PER_GPU
+from telemetry.budgets import forecast_of, spent_of
+from telemetry.core.charging import CHARGED, SLOTS_PER_GPU
 from telemetry.core.money import CENT, ZERO, round_parts, rounded
 from telemetry.facts import RateCard, rate_card
-from telemetry.models import Bucket, Budget, Charge
+from telemetry.models import Bucket, Budget, BudgetMeasure, Charge
 from telemetry.months import month_of
 from telemetry.selectors.scope import gpu_hours
 
@@ -33,7 +33,6 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "pool": ("pool_id", "pool__name"),
 }
 DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
-CHARGED = (Bucket.USED, Bucket.RESERVED_UNUSED)
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,10 @@ class ChargeTable:
 
 @dataclass(frozen=True)
 class BudgetView:
-    """A budget and where it stands, to the cent. ``forecast`` None: too early in the month to say, or the month is over."""
+    """A budget and where it stands, in its measure and to the hundredth. ``forecast`` None: too early in the month to say, or the
+    month is over."""
 
+    measure: str
     amount: Decimal
     spent: Decimal
     left: Decimal
@@ -238,18 +239,21 @@ def prices_now(now: datetime) -> PricesNow:
     return PricesNow(rate_card(), now)
 
 
-def budget_left(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> BudgetView | None:
-    """The budget of a team or a project for a month and where it stands; None when it has none."""
-    budget = Budget.objects.filter(month=month, team=team, project=project).first()
+def budget_left(
+    month: date, now: datetime, *, team: int | None = None, project: int | None = None, measure: str = BudgetMeasure.MONEY
+) -> BudgetView | None:
+    """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
+    budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
     if budget is None:
         return None
-    spent = _spent(month, team, project)
+    spent = spent_of(month, measure, team=team, project=project)
     return BudgetView(
+        measure=measure,
         amount=budget.amount,
         spent=rounded(spent),
         left=rounded(budget.amount - spent),
         share=float(spent / budget.amount) if budget.amount else None,
-        forecast=forecast(month, now, team=team, project=project),
+        forecast=forecast_of(spent, now) if month == month_of(now) else None,
         action=budget.action,
     )
 
@@ -258,10 +262,4 @@ def forecast(month: date, now: datetime, *, team: int | None = None, project: in
     """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
     if month != month_of(now):
         return None
-    return forecast_of(_spent(month, team, project), now)
-
-
-def _spent(month: date, team: int | None, project: int | None) -> Decimal:
-    lines = Charge.objects.filter(month=month)
-    lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
-    return lines.aggregate(total=Sum("charged"))["total"] or ZERO
+    return forecast_of(spent_of(month, BudgetMeasure.MONEY, team=team, project=project), now)

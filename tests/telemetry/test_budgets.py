@@ -9,7 +9,8 @@ import pytest
 from scheduler.models import BudgetGate
 from telemetry.budgets import watch_budgets
 from telemetry.charges import charge
-from telemetry.models import Budget, BudgetAlert
+from telemetry.models import Budget, BudgetAlert, Charge
+from telemetry.selectors import budget_left
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 
@@ -40,10 +41,38 @@ def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World
     watch_budgets(at(20, 6))
     gate = BudgetGate.objects.get()
     assert (gate.team, gate.action, gate.until) == (rates.language.team, "refuse_new", dt.datetime(2026, 4, 1, tzinfo=dt.UTC))
-    assert gate.numbers == {"limit": "20.00", "spent": "24.00", "month": "2026-03-01"}
+    assert gate.numbers == {"limit": "20.00", "spent": "24.00", "month": "2026-03-01", "measure": "money"}
     Budget.objects.filter(pk=budget.pk).update(amount="100.00")
     watch_budgets(at(20, 7))
     assert not BudgetGate.objects.exists()
+
+
+def test_a_budget_of_gpu_hours_counts_what_is_charged_and_not_its_price(rates: World) -> None:
+    Budget.objects.create(team=rates.language.team, month=MARCH, measure="gpu_hours", amount="12.00", action="refuse_new")
+    spend_24(rates)
+    assert watch_budgets(at(20, 6)) == 2, "ten of twelve: half, and eighty percent"
+    assert not BudgetGate.objects.exists()
+    evicted = hold(workload(rates, rates.language), units_of(rates.hosts["alpha"])[1], at(9), at(19), end_code="checkpointed")
+    charge(at(20, 7))
+    assert Charge.objects.filter(allocation=evicted, bucket="preempted").exists()
+    used = budget_left(MARCH, at(20, 8), team=rates.language.team.pk, measure="gpu_hours")
+    lines = Charge.objects.filter(bucket__in=("used", "reserved_unused"), team=rates.language.team)
+    assert used is not None and used.spent * 840 * 3600 == sum(line.slot_seconds for line in lines)
+    Budget.objects.update(amount="10.00")
+    watch_budgets(at(20, 9))
+    gate = BudgetGate.objects.get()
+    assert (gate.action, gate.numbers["limit"], gate.numbers["measure"]) == ("refuse_new", "10.00", "gpu_hours")
+
+
+def test_where_money_and_gpu_hours_are_used_up_one_gate_speaks_of_the_money(rates: World) -> None:
+    for measure in ("gpu_hours", "money"):
+        Budget.objects.create(team=rates.language.team, month=MARCH, measure=measure, amount="5.00", action="refuse_new")
+    spend_24(rates)
+    watch_budgets(at(20, 6))
+    assert BudgetGate.objects.get().numbers["measure"] == "money"
+    Budget.objects.filter(measure="money").update(amount="100.00")
+    watch_budgets(at(20, 7))
+    assert BudgetGate.objects.get().numbers["measure"] == "gpu_hours"
 
 
 def test_the_gate_opens_with_the_next_month(rates: World) -> None:

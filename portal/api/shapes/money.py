@@ -8,7 +8,7 @@ from rest_framework import serializers
 from portal import policy
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, slug_field
-from portal.services.money import BUDGET_ACTIONS, IDLE_PAYERS
+from portal.services.money import BUDGET_ACTIONS, BUDGET_MEASURES, IDLE_PAYERS
 from scheduler.core.model import SLOTS_PER_GPU
 from telemetry.models import Bucket, Charge, Price
 
@@ -107,7 +107,8 @@ class BudgetShape(Ser):
     team = serializers.CharField(source="team.slug", allow_null=True, default=None)
     project = serializers.CharField(source="project.slug", allow_null=True, default=None)
     month = serializers.DateField()
-    amount = serializers.DecimalField(max_digits=14, decimal_places=2)
+    measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
 
 
@@ -115,5 +116,6 @@ class BudgetWish(Strict):
     team = slug_field(required=False, allow_null=True)
     project = slug_field(required=False, allow_null=True)
     month = serializers.DateField(help_text="its first day")
-    amount = serializers.DecimalField(max_digits=14, decimal_places=2, min_value=0)
+    measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES), required=False, help_text="money unless it says gpu_hours")
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2, min_value=0, help_text="in the measure")
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)

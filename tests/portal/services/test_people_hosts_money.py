@@ -19,7 +19,7 @@ from portal.sign_out import ACCESS_CHANNEL
 from scheduler import nudge
 from scheduler.core.model import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
-from telemetry.models import HealthRule, Price
+from telemetry.models import Budget, HealthRule, Price
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -209,12 +209,17 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
     money.set_budget(
         actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now
     )
+    money.set_budget(
+        actor=world.finance, team=world.vision.team, month=month, measure="gpu_hours", amount="500", now=world.now
+    )
+    assert list(Budget.objects.order_by("amount").values_list("measure", "amount")) == [("money", 200), ("gpu_hours", 500)]
     for changes in (
         {"team": None},
         {"month": date(2026, 2, 1)},
         {"month": date(2026, 3, 2)},
         {"amount": "1.001"},
         {"action": "explode"},
+        {"measure": "watts"},
     ):
         given: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):

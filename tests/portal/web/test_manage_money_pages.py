@@ -19,7 +19,7 @@ from portal.web import use_charts
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.states import RunState, WorkloadState
 from telemetry.charges import charge
-from telemetry.models import CostCentre, Price, Statement
+from telemetry.models import Budget, CostCentre, Price, Statement
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -150,10 +150,11 @@ def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World,
     assert (
         client.post(
             reverse("budgets"),
-            {"verb": "budget", "team": "vision", "month": "2126-01", "amount": "1000.00", "action": "notify"},
+            {"verb": "budget", "team": "vision", "month": "2126-01", "measure": "gpu_hours", "amount": "9", "action": "notify"},
         ).status_code
         == 302
     )
+    assert Budget.objects.get().measure == "gpu_hours"
     centre = {
         "verb": "cost_centre",
         "project": world.vision.project.pk,
