@@ -17,6 +17,7 @@ from scheduler.core.model import Pool, PoolKind, Quota, Running
 NO_LIMIT = 1 << 60
 
 Claim = tuple[int, str]  # (team, model)
+WITHIN, BELOW, BORROWING = 0, 1, 2  # what a start would be to its team's guarantee, in the order in which they go first
 
 
 def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
@@ -111,6 +112,7 @@ class Ledger:
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Room]] = defaultdict(dict)  # by team, while it is so
         self.granted: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)  # likewise, of who asks for what
         self.coming: dict[Claim, list[Coming]] = {}  # few teams have any
+        self.firm_beside: dict[Claim, list[tuple[Coming, int]]] = {}  # see ``limits``
         self.kept_room: dict[Claim, KeptRoom] = {}
         self.kept_for_user: dict[int, KeptRoom] = {}  # the same within what one person may hold
 
@@ -203,8 +205,12 @@ class Ledger:
         team does not count: it could not be told to go yet, and older work must not go in its stead."""
         return self.standing[team, model] - self.leaving[team, model] - self.guarantee(team, model)
 
-    def is_under_guarantee(self, team: int, model: str) -> bool:
-        return self.held[team, model] < self.guarantee(team, model)
+    def claim_on(self, team: int, model: str, need: int) -> int:
+        """WITHIN its guarantee with ``need`` slots more, BELOW it now and above it then, or BORROWING."""
+        held, guaranteed = self.held.get((team, model), 0), self.guarantee(team, model)
+        if held + need <= guaranteed:
+            return WITHIN
+        return BELOW if held < guaranteed else BORROWING
 
     def user_cap_left(self, user: int) -> int:
         cap = self.pool.policy.most_slots_per_user

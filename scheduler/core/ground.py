@@ -151,7 +151,8 @@ class Ground:
 
     def ask_number(self, ask: Ask) -> int:
         """The same for equal asks."""
-        return self.wanted(ask).number
+        known = self._asks_by_row.get(id(ask))
+        return (known[0] if known is not None else self.wanted(ask)).number
 
     @property
     def knows_many_asks(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.core.board import Board
-from scheduler.core.fairshare import NO_LIMIT, Coming, Room
+from scheduler.core.fairshare import NO_LIMIT, Claim, Coming, Room
 from scheduler.core.model import Priority, Queued
 from scheduler.core.occupancy import PREEMPTIBLE, RESERVATION, UNTIL
 from scheduler.core.ordering import expected_seconds
@@ -48,15 +48,17 @@ def granted_kinds(board: Board, queued: Queued) -> list[int]:
 
 def leaves_room(board: Board, queued: Queued, kind: int) -> bool:
     """Would it leave the room within its team's limit, and its owner's cap, that work of theirs in front of it waits for?"""
-    model = board.kinds[kind].model
-    if not leaves_own_room(board, queued, kind) or own_reservation_in_the_way(board, queued, kind) is not None:
+    ledger, model = board.ledger, board.kinds[kind].model
+    if ledger.kept_for_user and not leaves_own_room(board, queued, kind):
         return False
-    if (queued.team, model) not in board.ledger.kept_room:
+    if not queued.preemptible and ledger.coming and own_reservation_in_the_way(board, queued, kind) is not None:
+        return False
+    if (queued.team, model) not in ledger.kept_room:
         return True
     if queued.reservation is not None or queued.id in board.keepers:
         return True
     end = board.now + expected_seconds(queued)
-    return board.ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
+    return ledger.leaves_room(queued.team, model, board.need_slots(queued.ask, kind), end, queued.preemptible)
 
 
 def leaves_own_room(board: Board, queued: Queued, kind: int) -> bool:
@@ -75,22 +77,30 @@ def may_use_spare(queued: Queued) -> bool:
 def own_reservation_in_the_way(board: Board, queued: Queued, kind: int) -> Coming | None:
     """The first of its team's reservations to come that would be above the guarantee together with it, if it stayed until its
     limit and could not be told to go: others would then be short of what they are guaranteed, and nobody there to make room."""
-    if not board.ledger.coming or queued.preemptible or queued.reservation is not None or queued.id in board.keepers:
+    ledger, claim = board.ledger, (queued.team, board.kinds[kind].model)
+    if claim not in ledger.coming or queued.preemptible or queued.reservation is not None or queued.id in board.keepers:
         return None
-    model, limit = board.kinds[kind].model, board.now + queued.max_runtime_seconds
-    rows, need = board.ledger.coming.get((queued.team, model), ()), board.need_slots(queued.ask, kind)
-    for row in rows:
-        if row.start >= limit:
-            continue
-        at = max(row.start, board.now)
-        promised = sum(other.slots for other in rows if other.start <= at < other.end)
-        if _firm_at(board, queued.team, model, at) + need + promised > board.ledger.guarantee_at(queued.team, model, at):
-            return row
-    return None
+    limit, firm = board.now + queued.max_runtime_seconds, ledger.firm[claim] + board.need_slots(queued.ask, kind)
+    return next((row for row, most in _most_firm_beside(board, claim) if row.start < limit and firm > most), None)
 
 
-def _firm_at(board: Board, team: int, model: str, at: int) -> int:
-    """The slots that a team still holds at a time to come by what nobody can tell to go and by bound reservations."""
+def _most_firm_beside(board: Board, claim: Claim) -> list[tuple[Coming, int]]:
+    """Beside each of a team's reservations to come: how many slots it may hold now by what nobody can tell to go, where what is
+    gone by then does not count. The same all cycle: worked out once, not for each that waits."""
+    known = board.ledger.firm_beside.get(claim)
+    if known is None:
+        rows, known = board.ledger.coming[claim], []
+        for row in rows:
+            at = max(row.start, board.now)
+            promised = sum(other.slots for other in rows if other.start <= at < other.end)
+            known.append((row, board.ledger.guarantee_at(*claim, at) - promised + _firm_gone_by(board, claim, at)))
+        board.ledger.firm_beside[claim] = known
+    return known
+
+
+def _firm_gone_by(board: Board, claim: Claim, at: int) -> int:
+    """The slots that a team holds now, and not at a time to come, by what nobody can tell to go and by bound reservations."""
+    team, model = claim
     table, mine = board.table, board.team_array(team)
     over = mine[(table[PREEMPTIBLE][mine] == 0) & (table[RESERVATION][mine] == 0) & (table[UNTIL][mine] <= at)]
     gone = sum(int(board.run_slots[i]) for i in over.tolist() if board.model_of(board.units_of[i][0]) == model)
@@ -98,4 +108,4 @@ def _firm_at(board: Board, team: int, model: str, at: int) -> int:
         if row.team == team and row.end <= at:
             units = [board.unit_index[u] for u in row.units if u in board.unit_index]
             gone += sum(int(board.slots[u]) for u in units if board.model_of(u) == model)
-    return board.ledger.firm[team, model] - gone
+    return gone

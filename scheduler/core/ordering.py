@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
+from scheduler.core.fairshare import BELOW, BORROWING, WITHIN
 from scheduler.core.ground import Ground
 from scheduler.core.model import SLOTS_PER_GPU, Ask, Policy, Queued
 
@@ -31,7 +32,6 @@ LARGE_OLDEST_AFTER = 6 * 3600
 LARGE_UNITS = 8
 
 LANES = RESERVED, MADE, ORDINARY = 0, 1, 2  # inside a reservation, with room being made, everybody else
-WITHIN, BELOW, BORROWING = 0, 1, 2  # claims: wholly within the guarantee, of a team below its guarantee, above it
 BORROWS = ORDINARY * len(LANES) + BORROWING  # the first part of a borrower's key
 
 TeamKey = tuple[int, float, bool, int, int, int]
@@ -382,7 +382,7 @@ class Line:
         self.comes_again = False  # has the one whose turn it is another turn later?
         self._turns = 0
         self._turn_key: TeamKey = (0, 0.0, False, 0, 0, 0)
-        self._claims: dict[tuple[int, int], tuple[int, dict[int, int]]] = {}
+        self._claims: dict[tuple[int, int], tuple[int, int]] = {}
         by_team: dict[tuple[int, int], list[Group]] = defaultdict(list)
         for group in groups:
             by_team[ORDINARY, group.first.team].append(group)
@@ -461,34 +461,29 @@ class Line:
 
     def _key(self, lane: int, queued: Queued, aged: bool) -> TeamKey:
         """Lane, the team's claim, fair share among borrowers, then who waited too long by submission, place in line, id."""
-        claim = min(self._claims_of(queued).values(), default=BORROWING) if lane == ORDINARY else 0
+        claim = self._best_claim(queued) if lane == ORDINARY else 0
         share = self.shares.get(queued.team, 0.0) if claim == BORROWING else 0.0
         place = queued.submitted if aged else place_in_line(queued)
         return lane * len(LANES) + claim, share, not aged, place, queued.team, queued.id
 
-    def _claims_of(self, queued: Queued) -> dict[int, int]:
-        """By kind that would do: 0 wholly within the guarantee, 1 of a team below its guarantee, 2 borrowing."""
-        ledger, number = self.board.ledger, self.board.ask_number(queued.ask)
-        known = self._claims.get((queued.team, number))
-        if known is None or known[0] != ledger.version[queued.team]:
-            known = self._claims[queued.team, number] = ledger.version[queued.team], self._claims_now(queued)
+    def _best_claim(self, queued: Queued) -> int:
+        """Of all kinds that would do. Equals are answered once while their team holds the same."""
+        ask, version = self.board.wanted(queued.ask), self.board.ledger.version[queued.team]
+        known = self._claims.get((queued.team, ask.number))
+        if known is None or known[0] != version:
+            best = min([self._claim_on(queued, kind) for kind in ask.kinds], default=BORROWING)
+            known = self._claims[queued.team, ask.number] = version, best
         return known[1]
 
-    def _claims_now(self, queued: Queued) -> dict[int, int]:
-        ledger, ask, found = self.board.ledger, self.board.wanted(queued.ask), {}
-        for kind in ask.kinds:
-            model = self.board.kinds[kind].model
-            if ledger.is_within_guarantee(queued.team, model, ask.slots[kind]):
-                found[kind] = WITHIN
-            else:
-                found[kind] = BELOW if ledger.is_under_guarantee(queued.team, model) else BORROWING
-        return found
+    def _claim_on(self, queued: Queued, kind: int) -> int:
+        board = self.board
+        return board.ledger.claim_on(queued.team, board.kinds[kind].model, board.need_slots(queued.ask, kind))
 
     def may_take(self, queued: Queued, kind: int) -> bool:
         """Has it the turn for units of this kind? Who is guaranteed one model, and had rather have another that is beyond its
         guarantee, comes again when those have had their turn who are guaranteed that one, before all who only borrow."""
         first = self._turn_key[0] == ORDINARY * len(LANES) + WITHIN
-        self.comes_again = first and self._claims_of(queued)[kind] > WITHIN
+        self.comes_again = first and self._claim_on(queued, kind) > WITHIN
         return not self.comes_again
 
     def started(self, queued: Queued) -> None:

@@ -88,19 +88,20 @@ class Candidates:
 
     def _read_few(self, found: list[int]) -> None:
         """As below, without the cost of arrays: most searches have a handful of candidates."""
-        board, ground, place = self.board, self.board.ground, self.place
+        board, ground, kind = self.board, self.board.ground, self.place.kind
         self.slots: dict[int, int] = {}
         self.by_host: dict[int, list[tuple[int, int]]] | None = {}
         self.victims = []
-        usable, kinds = place.units, ground.kind_list
+        kinds, hosts, sizes, model_of = ground.kind_list, ground.host_list, ground.slots_list, ground.model_of_kind
+        usable = self.place.units.tobytes()  # single elements of arrays are slow to read
         for victim in found:
             count: dict[int, int] = {}
             slots = 0
             for unit in board.units_of[victim]:
-                slots += ground.slots_list[unit] if ground.units[unit].model == self.model else 0
-                if kinds[unit] == place.kind and usable[unit]:
-                    host = ground.host_list[unit]
-                    count[host] = count.get(host, 0) + 1
+                if model_of[kinds[unit]] == model_of[kind]:
+                    slots += sizes[unit]
+                    if kinds[unit] == kind and usable[unit]:
+                        count[hosts[unit]] = count.get(hosts[unit], 0) + 1
             self.slots[victim] = slots
             for host, units in count.items():
                 self.by_host.setdefault(host, []).append((victim, units))

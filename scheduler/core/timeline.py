@@ -108,6 +108,8 @@ class Promises:
         self.fixed: list[Stretch] = []  # maintenance and reservations; running work is in ``held_until``
         self.held_until = self._held_until(exclude)
         self.witness: dict[int, list[int]] = {}  # reservation -> units; absent when it can't be kept at present
+        self._of_witness: dict[tuple[int, str], int] = {}  # slots of a model among these
+        self._taken: dict[tuple[str, int], dict[int, int]] = {}
         self._add_maintenance()
         self._add_reservations(exclude)
 
@@ -163,14 +165,14 @@ class Promises:
                 best = self.witness
             if len(best) == len(unbound):
                 break
-        self.witness = best or {}
+        self.witness, self._of_witness = best or {}, {}
         for reservation in unbound:
             for unit in self.witness.get(reservation.id, ()):
                 self.fixed.append(Stretch(unit, reservation.start, reservation.end, reservation.team, reservation.id))
 
     def _assign(self, order: list[Reservation]) -> None:
         """Give each reservation its witness units in turn, as far as there are any."""
-        self.witness = {}
+        self.witness, self._of_witness = {}, {}
         soonest = self.board.now + lead_seconds(self.board)
         for reservation in order:
             # When its start is nearer than notice and grace, what could be free by then is the best there is.
@@ -220,24 +222,37 @@ class Promises:
         if not passing:
             yield from own or kinds
 
-    def promised(self, which: Mask, start: int, end: int) -> list[tuple[int, int, int, int]]:
-        """(from, until, team, slots) of every promise on some units that touches ``[start, end)``, running work and all."""
-        board, slots = self.board, self.board.slots
-        rows: list[tuple[int, int, int, int]] = []
-        touching = np.flatnonzero((self._team != NOBODY) & (self._start < end) & (self._end > start))
-        for place in touching[which[self._unit[touching]]].tolist():
-            rows.append((int(self._start[place]), int(self._end[place]), int(self._team[place]), int(slots[self._unit[place]])))
+    def promised(self, model: str, moment: int) -> dict[int, int]:
+        """By team: slots of a model that are promised to it at a moment, by running work that must stay until then and all."""
+        taken = dict(self._held_or_bound(model, moment))
+        which = _of_model(self.board, model)
         for promise, units in self.witness.items():
-            row = board.reservation_by_id[promise]
-            taken = int(slots[[u for u in units if which[u]]].sum())
-            if taken and row.start < end and row.end > start:
-                rows.append((row.start, row.end, row.team, taken))
-        held = np.flatnonzero((self.held_until > start) & which)
-        holders = np.stack((board.run_team[board.holder[held]], self.held_until[held]))
-        for whose, until in np.unique(holders, axis=1).T.tolist():
-            theirs = held[(holders[0] == whose) & (holders[1] == until)]
-            rows.append((0, until, whose, int(slots[theirs].sum())))
-        return rows
+            row = self.board.reservation_by_id[promise]
+            if row.start <= moment < row.end:
+                if (promise, model) not in self._of_witness:
+                    self._of_witness[promise, model] = int(self.board.slots[[u for u in units if which[u]]].sum())
+                taken[row.team] = taken.get(row.team, 0) + self._of_witness[promise, model]
+        return taken
+
+    def _held_or_bound(self, model: str, moment: int) -> dict[int, int]:
+        """The same without those that have only a witness: asked for again by each of them, of the same few moments."""
+        if (model, moment) not in self._taken:
+            board, which = self.board, _of_model(self.board, model)
+            held = np.flatnonzero((self.held_until > moment) & which)
+            bound = np.flatnonzero((self._team != NOBODY) & (self._start <= moment) & (moment < self._end))
+            bound = bound[which[self._unit[bound]]]
+            teams = np.concatenate((board.run_team[board.holder[held]], self._team[bound]))
+            slots = board.slots[np.concatenate((held, self._unit[bound]))]
+            holders, places = np.unique(teams, return_inverse=True)
+            sums = np.bincount(places, weights=slots, minlength=len(holders))
+            self._taken[model, moment] = {int(team): int(sum_) for team, sum_ in zip(holders, sums, strict=True)}
+        return self._taken[model, moment]
+
+    def rises(self, start: int, end: int) -> set[int]:
+        """The moments inside a window at which somebody's promise begins: only then there may be more of them than before."""
+        fixed = self._start[(self._start > start) & (self._start < end)].tolist()
+        witnessed = (self.board.reservation_by_id[promise].start for promise in self.witness)
+        return {*fixed, *(at for at in witnessed if start < at < end)}
 
     def cost(self, start: int, reservation: int | None) -> Ints:
         """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
@@ -351,19 +366,14 @@ def over_claims(promises: Promises, whose: Claimant, model: str, need: int, star
     board, ledger, team = promises.board, promises.board.ledger, whose.team
     if (team, model) not in ledger.guaranteed:
         return Code.NO_QUOTA, numbers(models=[model], pool=board.pool.id, team=team)
-    which = _of_model(board, model)
-    capacity = int(board.slots[in_service(board, start) & which].sum())
-    rows = promises.promised(which, start, end)
-    returns = [quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model]
-    moments = sorted({start, *(at for at in (*(row[0] for row in rows), *returns) if start < at < end)})
-    others = {t for (t, m) in ledger.guaranteed if m == model} | {row[2] for row in rows}
-    for moment in moments:
-        promised: dict[int, int] = {}
-        for since, until, holder, slots in rows:
-            if since <= moment < until:
-                promised[holder] = promised.get(holder, 0) + slots
+    capacity = int(board.slots[in_service(board, start) & _of_model(board, model)].sum())
+    returns = (quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model)
+    teams = {t for (t, m) in ledger.guaranteed if m == model}
+    for moment in sorted({start, *promises.rises(start, end), *(at for at in returns if start < at < end)}):
+        promised = promises.promised(model, moment)
         guaranteed, mine = ledger.guarantee_at(team, model, moment), promised.get(team, 0)
-        rest = sum(max(ledger.guarantee_at(t, model, moment), promised.get(t, 0)) for t in others if t != team)
+        others = (teams | promised.keys()) - {team}
+        rest = sum(max(ledger.guarantee_at(t, model, moment), promised.get(t, 0)) for t in others)
         if mine + need > guaranteed and mine + need + rest > capacity:
             left = max(0, guaranteed - mine, capacity - rest - mine)
             return Code.WINDOW_EATS_GUARANTEES, numbers(

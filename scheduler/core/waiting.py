@@ -128,7 +128,7 @@ class Waiting:
             start, blockers = self._start_behind_own_team(queued)
         elif code in (Code.HOST_CLOSED, Code.HOST_FULL):
             start = None
-        elif dict(why).get("own") and code == Code.HELD_FOR_RESERVATION:  # its own team's, which takes up the guarantee until then
+        elif code == Code.HELD_FOR_RESERVATION and dict(why).get("own"):  # its own team's, which takes up the guarantee until then
             start = max(int(dict(why)["end"]), self.board.now + 1)
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
