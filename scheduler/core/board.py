@@ -157,7 +157,7 @@ class Board:
             if reservation.units:
                 self._mark_bound(reservation, [self.unit_index[u] for u in reservation.units if u in self.unit_index])
         waiting, earmarked = self.facts.queue.by_id, self.facts.queue.earmarked
-        self.keepers: set[int] = set(earmarked)
+        self.keepers: set[int] = set(earmarked)  # for whom there is anything in ``kept``
         for workload in sorted(earmarked):
             self.kept[[self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]] = (
                 workload
@@ -355,7 +355,8 @@ class Board:
             clear = self.clear_of(bounds)
             if clear is None:
                 return self.counts[kind]
-            chosen = self.host_of[self.free & clear & (self.kind == kind)]
+            units = self.ground.units_of_kind[kind]
+            chosen = self.host_of[units[(self.free & clear)[units]]]
             known = np.bincount(chosen, minlength=len(self.hosts)).astype(np.int64)
             self._open_counts[kind, bounds] = known
         return known
@@ -391,7 +392,8 @@ class Board:
     def place(self, queued: Queued, units: list[int], placement: Placement) -> None:
         """Start a workload on free units."""
         self._leave_free(units)
-        self.kept[self.kept == queued.id] = 0
+        if queued.id in self.keepers:
+            self.kept[self.kept == queued.id] = 0
         self.holder[units] = len(self.running) + len(self.placements)
         self._take(units, queued.team, queued.ask.cpu_milli, queued.ask.memory_mib)
         for unit in units:
@@ -436,6 +438,7 @@ class Board:
         """Units that are free here and not on another board of the same pool: who has them there has them here."""
         self._leave_free(units)
         self.holder[units], self.kept[units], self.bound[units] = other.holder[units], other.kept[units], other.bound[units]
+        self.keepers |= other.keepers
 
     def bind(self, reservation: Reservation, units: list[int]) -> None:
         """Give a reservation that starts its units."""

@@ -81,8 +81,13 @@ def host_counts(board: Board, kind: int, available: Mask | None) -> Ints:
     """How many takeable units of a kind each host has."""
     if available is None:
         return board.counts[kind]
-    chosen = board.host_of[available & (board.kind == kind)]
-    return np.bincount(chosen, minlength=len(board.hosts)).astype(np.int64)
+    return np.bincount(board.host_of[of_kind(board, kind, available)], minlength=len(board.hosts)).astype(np.int64)
+
+
+def of_kind(board: Board, kind: int, mask: Mask) -> Ints:
+    """The units of a kind that are in a mask. Sooner than to look at all units, most of all where the kind has few."""
+    units = board.ground.units_of_kind[kind]
+    return units[mask[units]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ def terms(board: Board, ask: Ask, kind: int, units: list[int]) -> Terms:
 def largest_island(board: Board, kind: int, free: Mask) -> Ints:
     """Per host: the most takeable units of a kind within one NVLink island."""
     within = islands(board.ground)
-    chosen = np.flatnonzero(free & (board.kind == kind) & (within.of >= 0))
+    chosen = of_kind(board, kind, both(free, within.of >= 0))
     members = np.bincount(within.of[chosen], minlength=len(within.host))
     largest = np.zeros(len(board.hosts), dtype=np.int64)
     np.maximum.at(largest, within.host, members)
@@ -216,7 +221,7 @@ def largest_island(board: Board, kind: int, free: Mask) -> Ints:
 
 def fullest_gpu(board: Board, kind: int, free: Mask) -> Ints:
     """Per host: the most slots in use on a GPU that still has a takeable slice of this kind."""
-    chosen = np.flatnonzero(free & (board.kind == kind))
+    chosen = of_kind(board, kind, free)
     fullest = np.zeros(len(board.hosts), dtype=np.int64)
     np.maximum.at(fullest, board.host_of[chosen], board.gpu_used[board.gpu_of[chosen]])
     return fullest

@@ -86,6 +86,7 @@ class Ground:
         # The same as lists: single elements of arrays are slow to read.
         self.host_list, self.gpu_list = self.host_of.tolist(), self.gpu_of.tolist()
         self.slots_list, self.kind_list = self.slots.tolist(), self.kind.tolist()
+        self.units_of_kind = [np.flatnonzero(self.kind == kind) for kind in range(len(self.kinds))]
         shares = np.array([kind.profile.startswith("share") for kind in self.kinds], dtype=np.bool_)
         self.time_sliced: Ints = np.flatnonzero(shares[self.kind])  # the units that are declared shares
 

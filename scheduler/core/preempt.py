@@ -19,6 +19,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,18 +46,24 @@ class Obtainable:
     def __init__(self, board: Board, queued: Queued, kind: int) -> None:
         self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
         self.units = self._units()
-        self.free = both(self.units, board.holder == NOBODY)
         self.counts = (  # per host
             board.open_counts(kind, fit.time_class(board, queued))
             if board.counts_tell(queued)
             else fit.host_counts(board, kind, self.free)
         )
 
+    @cached_property
+    def free(self) -> Mask:
+        """Those that nobody is on; most searches end without."""
+        return both(self.units, self.board.holder == NOBODY)
+
     def _units(self) -> Mask:
         board, queued = self.board, self.queued
         if queued.reservation is not None:
             return both(board.bound == queued.reservation, board.usable)
-        mask = both(board.assignable, (board.kept == 0) | (board.kept == queued.id))
+        mask = both(board.assignable, board.kept == 0)
+        if queued.id in board.keepers:
+            mask |= both(board.assignable, board.kept == queued.id)
         if board.is_shared(queued.ask):
             mask = both(mask, fit.own_shares(board, queued.team))
         in_time = fit.in_time(board, queued)

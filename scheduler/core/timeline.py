@@ -285,7 +285,7 @@ def fits_empty(board: Board, ask: Ask, kind: int, mask: Mask) -> bool:
 def cheapest_units(board: Board, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
     """Like ``fit.choose``, but by what taking each unit would cost, then by its wishes, then in one NVLink island, then tightest,
     then the lower host; of hosts that cost the same those near each other."""
-    units = np.flatnonzero(mask & (board.kind == kind))
+    units = fit.of_kind(board, kind, mask)
     if ask.nvlink:
         units = _cheapest_groups(board, ask, units, cost)
     hosts = board.host_of[units]

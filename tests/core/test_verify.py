@@ -725,3 +725,24 @@ def test_the_verifier_catches_a_wrong_answer(name: str) -> None:
     snapshot, units, answer, words = WRONG_ANSWERS[name]
     found = window_violations(snapshot, Ask(units), 2, 1, *LATER, answer, NOW)
     assert any(words in sentence for sentence in found), found
+
+
+def test_free_slices_kept_for_whom_others_leave_do_not_count_as_left_beside_those_in_use() -> None:
+    sliced = tuple(
+        Unit(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90) for unit in (1000, 1001, 1002, *range(1010, 1015))
+    )
+    four = Ask(4, profile="1g.10gb")
+    snapshot = replace(
+        world(),
+        pools=world().pools[:1],
+        hosts=(Host(1, "one", 1),),
+        units=sliced,
+        quotas=(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0, borrow_limit=0)),
+        queued=(queued(1, team=2, ask=four, preemptible=True, earmarked_units=(1000, 1001)), queued(2, ask=four)),
+        running=(running(50, 2, (1000, 1001), stopping=True, stop_by=NOW + 30, evicted_for_workload=1),),
+        reservations=(),
+    )
+    planned = plan(snapshot, NOW)
+    assert [placement.units for placement in planned.placements] == [(1011, 1012, 1013, 1014)]
+    assert [refusal.code for refusal in planned.refusals] == [Code.WAITS_FOR_EVICTION]
+    assert violations(snapshot, planned, NOW) == []

@@ -162,8 +162,8 @@ def slices_fill_used_gpus(facts: Facts) -> Iterator[str]:
     for placement, queued, who in each(facts):
         if not queued.ask.profile or queued.ask.profile.startswith("share") or queued.reservation is not None:
             continue
-        if queued.id in facts.waited_for or queued.pool in facts.pools_with_earmarks_given_up:
-            continue
+        if queued.id in facts.waited_for or queued.pool in facts.pools_with_earmarks_given_up | facts.pools_with_room_being_made:
+            continue  # a free slice of the GPU in use may be kept for somebody
         if queued.ask.nvlink or facts.unbound(queued.pool) or facts.set_aside:
             continue
         for unit in (facts.units[u] for u in placement.units):
