@@ -123,8 +123,10 @@ def money(amount: Decimal | int | None, currency: str = "") -> str:
 
 @register.filter
 def measured(amount: Decimal | None, measure: str) -> str:
-    """An amount of a budget in its measure: ``1,204.80`` of money, ``380.5 GPU-h`` of GPU-hours."""
-    return f"{grouped(amount, 1)} GPU-h" if measure == "gpu_hours" else money(amount)
+    """An amount of a budget in its measure: ``1,204.80`` of money, ``1,205 GPU-h`` or ``38.5 GPU-h`` of GPU-hours."""
+    if measure != "gpu_hours" or amount is None:
+        return money(amount)
+    return f"{grouped(amount, 1 if abs(amount) < 100 else 0)} GPU-h"
 
 
 @register.filter

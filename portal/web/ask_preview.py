@@ -269,7 +269,7 @@ def _price(
         "known": known,
         "left": None if left is None else money(left, answer["currency"]),
         "over": left is not None and left < 0,
-        "hours_left": None if hours_left is None else f"{grouped(hours_left, 1)} GPU-h",
+        "hours_left": None if hours_left is None else grouped(hours_left, 1),
         "hours_over": hours_left is not None and hours_left < 0,
     }
 

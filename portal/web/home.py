@@ -283,7 +283,8 @@ def _whole(currency: str) -> Written:
 
 
 def _hours(amount: Decimal) -> str:
-    return f"{grouped(amount)} GPU-h"
+    """GPU-hours beside a label that says so."""
+    return grouped(amount)
 
 
 def _coming(user: User, now: datetime) -> list[dict[str, Any]]:
