@@ -56,9 +56,8 @@ def budgets(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
     rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
     found = []
     for budget in rows:
-        view = selectors.budget_left(month, now, team=budget.team_id, project=budget.project_id, measure=budget.measure)
-        if view is not None:
-            found.append({"budget": budget, "name": _payer(budget), "view": view, **_bar(view)})
+        view = selectors.budget_view(budget, now)
+        found.append({"budget": budget, "name": _payer(budget), "view": view, **_bar(view)})
     return sorted(found, key=lambda row: (row["name"], row["view"].measure != BudgetMeasure.MONEY))
 
 

@@ -35,7 +35,7 @@ from scheduler.volumes import is_away_from
 from telemetry.budgets import forecast_of
 from telemetry.models import Budget, BudgetMeasure
 from telemetry.months import month_of
-from telemetry.selectors import BudgetView, budget_left
+from telemetry.selectors import BudgetView, budget_view
 
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
 
@@ -272,24 +272,23 @@ def team_panels(user: User, now: datetime) -> list[TeamPanel]:
     for quota in quotas:
         lines.setdefault(quota.team_id, []).append(_quota_line(quota, held))
     month = month_of(now)
-    budgets = {
-        (team, measure): amount
-        for team, measure, amount in Budget.objects.filter(team__in=teams, month=month).values_list("team_id", "measure", "amount")
-    }
+    budgets = {(row.team_id, row.measure): row for row in Budget.objects.filter(team__in=teams, month=month)}
     spent = use.spent_by_teams(teams, month)
-    return [
-        TeamPanel(
-            team,
-            lines.get(team.pk, []),
-            budgets.get((team.pk, BudgetMeasure.MONEY)),
-            spent.get(team.pk, Decimal(0)),
-            forecast_of(spent.get(team.pk, Decimal(0)), now),
-            budget_left(month, now, team=team.pk, measure=BudgetMeasure.GPU_HOURS)
-            if (team.pk, BudgetMeasure.GPU_HOURS) in budgets
-            else None,
+    panels = []
+    for team in teams:
+        money, hours = (budgets.get((team.pk, measure)) for measure in (BudgetMeasure.MONEY, BudgetMeasure.GPU_HOURS))
+        so_far = spent.get(team.pk, Decimal(0))
+        panels.append(
+            TeamPanel(
+                team,
+                lines.get(team.pk, []),
+                None if money is None else money.amount,
+                so_far,
+                forecast_of(so_far, now),
+                None if hours is None else budget_view(hours, now),
+            )
         )
-        for team in teams
-    ]
+    return panels
 
 
 def quota_lines(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaLine]:

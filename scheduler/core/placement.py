@@ -13,6 +13,7 @@ Random, BestFit and FGD (USENIX ATC'23) stand beside it over the same fit, for c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ class Choice:
     gpu: int = 0
 
 
-class Policy:
+class Policy(ABC):
     """Chooses places on nodes. ``choose`` never changes the nodes; ``took`` is told what was placed."""
 
     def __init__(self, nodes: Nodes, mix: Mix) -> None:
@@ -86,11 +87,11 @@ class Policy:
         candidates = self.nodes.fits(need)
         return self.best(need, candidates) if len(candidates) else None
 
+    @abstractmethod
     def best(self, need: Need, candidates: Ints) -> Choice:
         """The best of these nodes, all of which fit."""
-        raise NotImplementedError
 
-    def took(self, node: int) -> None:
+    def took(self, node: int) -> None:  # noqa: B027 - most policies need not know
         """An ask was put on a node."""
 
     def _tightest(self, need: Need, node: int) -> Choice:

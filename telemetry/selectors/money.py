@@ -244,16 +244,19 @@ def budget_left(
 ) -> BudgetView | None:
     """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
     budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
-    if budget is None:
-        return None
-    spent = spent_of(month, measure, team=team, project=project)
+    return None if budget is None else budget_view(budget, now)
+
+
+def budget_view(budget: Budget, now: datetime) -> BudgetView:
+    """Where a budget stands."""
+    spent = spent_of(budget.month, budget.measure, team=budget.team_id, project=budget.project_id)
     return BudgetView(
-        measure=measure,
+        measure=budget.measure,
         amount=budget.amount,
         spent=rounded(spent),
         left=rounded(budget.amount - spent),
         share=float(spent / budget.amount) if budget.amount else None,
-        forecast=forecast_of(spent, now) if month == month_of(now) else None,
+        forecast=forecast_of(spent, now) if budget.month == month_of(now) else None,
         action=budget.action,
     )
 
