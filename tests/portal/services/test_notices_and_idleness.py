@@ -277,6 +277,19 @@ def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
 
 
 @pytest.mark.django_db
+def test_a_notice_and_a_reason_say_that_a_budget_is_of_gpu_hours(world: World) -> None:
+    month = world.now.date().replace(day=1)
+    budget = Budget.objects.create(team=world.vision.team, month=month, measure="gpu_hours", amount=100)
+    BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
+    notify.tell(world.now + MINUTE)
+    told = Notification.objects.get(user=world.finance, kind="budget_reached")
+    assert notice_texts.notice(told.kind, told.numbers).endswith("has used 80 % of its budget of GPU-hours.")
+    numbers = {"limit": "100.00", "spent": "101.50", "month": str(month), "measure": "gpu_hours"}
+    assert reasons.reason("budget_closed", numbers).startswith("The budget of GPU-hours is used up: 101.50 of 100.00.")
+    assert reasons.reason("budget_closed", numbers | {"measure": "money"}).startswith("The budget is used up: 101.50 of 100.00.")
+
+
+@pytest.mark.django_db
 def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(world: World) -> None:
     made = Reservation.objects.create(
         pool=world.shared, project=world.vision.project, owner=world.vision.member, name="course", units=8,

@@ -20,6 +20,7 @@ from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, 
 from scheduler.states import RunState, WorkloadState
 from telemetry.charges import charge
 from telemetry.models import Budget, CostCentre, Price, Statement
+from tests.portal.web.test_work_pages import ask_data
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -249,3 +250,27 @@ def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
         csv.DictReader(io.StringIO(client.get(reverse("utilisation-csv", args=["waterfall"]), period).content.decode()))
     )
     assert any(step["cost"] for step in steps) is sees
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_show_a_budget_of_gpu_hours_beside_that_of_money(world: World) -> None:
+    month = timezone.now().date().replace(day=1)
+    for measure, amount in (("money", "1000.00"), ("gpu_hours", "90.00")):
+        Budget.objects.create(team=world.vision.team, month=month, measure=measure, amount=amount)
+    page = signed_in(world.finance).get(reverse("budgets")).content.decode()
+    assert "1,000.00" in page and "90.0 GPU-h" in page
+    home = signed_in(world.vision.member).get(reverse("home"))
+    (panel,) = home.context["panels"]
+    assert [(bar["label"][:9], bar["text"]) for bar in panel["budgets"]][1] == ("GPU-hours", "90 left of 90")
+    assert len(panel["budgets"]) == 2
+
+
+def test_a_request_says_what_it_leaves_of_the_gpu_hours(world: World) -> None:
+    client, month = signed_in(world.vision.member), timezone.now().date().replace(day=1)
+    data = ask_data(world, kind="job", command="true", count="2", length="3", length_unit="hours")
+    assert client.post(reverse("ask-preview"), data).context["preview"]["price"]["hours_left"] is None
+    Budget.objects.create(team=world.vision.team, month=month, measure="gpu_hours", amount="4.00")
+    price = client.post(reverse("ask-preview"), data).context["preview"]["price"]
+    assert (price["hours_left"], price["hours_over"]) == ("-2.0", True)
