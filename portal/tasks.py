@@ -6,6 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from portal import idle, notify, sign_out
+from scheduler import wall_clock
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
@@ -17,7 +18,7 @@ def notices() -> int:
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]
 def idle_cull() -> dict[str, int]:
     """Warn or stop idle notebooks; how many of each verdict."""
-    return idle.cull(timezone.now())
+    return idle.cull(wall_clock.now())
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

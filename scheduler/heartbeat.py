@@ -17,6 +17,7 @@ from agent.protocol import VERSION, Desired, Observed
 from scheduler import inventory, locks, reconcile
 from scheduler.models import Host, Pool, Run
 from scheduler.states import LeaseState, RunState
+from scheduler.wall_clock import SET, Moment
 
 # The host's row is locked by the UPDATE as by every other writer of it.
 BEAT = """
@@ -32,6 +33,10 @@ WHERE h.id = %(host)s AND p.id = h.pool_id
     WHERE r.host_id = h.id AND r.state <> 'ended'
       AND r.public_id::text || ' ' || r.generation || ' ' || r.state <> ALL(%(runs)s)
   )
+  AND NOT EXISTS (
+    SELECT FROM scheduler_clockreading AS c
+    WHERE c.machine = %(machine)s AND abs(extract(epoch FROM %(now)s - c.wall) - (%(uptime)s - c.uptime)) >= %(set)s
+  )
 RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
   p.diagnostic_seconds,
   EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
@@ -40,9 +45,10 @@ RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.p
 """
 
 
-def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now: datetime) -> Desired | None:
+def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: Moment) -> Desired | None:
     """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
-    is not as it was, and then nothing has been written. Strays are telemetry's."""
+    is not as it was (the clock too), and then nothing has been written. Strays are telemetry's."""
+    now = moment.wall
     if not _may_be_quiet(observed):
         return None
     known = _known_runs(host_id, observed, now)
@@ -54,6 +60,7 @@ def unchanged(host_id: int, credentials: Sequence[str], observed: Observed, now:
             {
                 "host": host_id, "now": now, "instance": observed.instance, "boot": observed.boot_id, "start": observed.start,
                 "version": observed.agent_version, "digest": inventory.digest(observed.inventory), "runs": known,
+                "machine": moment.machine, "uptime": moment.uptime, "set": SET.total_seconds(),
                 "credentials": [hashlib.sha256(text.encode()).hexdigest() for text in credentials],
             },
         )  # fmt: skip

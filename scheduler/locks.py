@@ -1,5 +1,5 @@
-"""The only place that locks. Always in this order, each kind sorted by id: leader, pools, reservations, hosts, arrays, workloads;
-and whoever submits takes its team and itself, and none of these.
+"""The only place that locks. Always in this order, each kind sorted by id: clock reading, leader, pools, reservations, hosts,
+arrays, workloads; and whoever submits takes its team and itself, and none of these.
 
 Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
 who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows.
@@ -14,7 +14,7 @@ from django.contrib.auth import get_user_model
 from django.db import models
 from django.db.models.expressions import RawSQL
 
-from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Team, Workload
+from scheduler.models import ClockReading, Host, JobArray, Leader, Pool, Reservation, Team, Workload
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -26,6 +26,11 @@ def leader() -> Leader:
         Leader.objects.get_or_create(pk=1)
         row = Leader.objects.select_for_update(no_key=True).get(pk=1)
     return row
+
+
+def clock_reading() -> ClockReading:
+    """The one row of it, which is there. Whoever moves what is being counted holds it."""
+    return ClockReading.objects.select_for_update(no_key=True).get(pk=1)
 
 
 def pools(ids: Iterable[int]) -> dict[int, Pool]:

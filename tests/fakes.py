@@ -14,6 +14,7 @@ from agent import protocol
 from agent.protocol import Desired, GpuSeen, Inventory, Observed, RunSeen, RunWanted, UnitSeen
 from scheduler import agent_api
 from scheduler.models import Gpu, Host, Unit
+from scheduler.wall_clock import Moment
 
 CREDENTIAL = "given by the test"
 FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
@@ -81,7 +82,7 @@ class FakeAgent:
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
         """Send a frame (by default what is so) and take in the answer."""
         seen = protocol.decode(protocol.encode(frame or self.observed()), protocol.FRAMES_UP)
-        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, now)
+        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, Moment(now, "test", now.timestamp()))
         self.heard_by_short_way += answer is not None
         if answer is None:
             answer = agent_api.sync(self.host.pk, seen, now)

@@ -96,8 +96,14 @@ class Site:
         self.engines = [Engine(self, 1), Engine(self, 2)]
         self.jobs = 0
 
+    def read(self) -> wall_clock.Moment:
+        """Both clocks of the control plane."""
+        wall = datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
+        return wall_clock.Moment(wall, "virtual", self.world.timeline.now)
+
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
+        """As all that writes asks for it."""
+        return wall_clock.now(self.read)
 
     def begin(self) -> None:
         """The ticks and sweeps begin."""
@@ -131,14 +137,14 @@ class Site:
         """What time alone brings about."""
         self._task(self._look_at_the_clock, clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts)
         self._task(self._look_at_the_clock, clock.watch_hosts)
-        self._task(clock.reservation_clock)
+        self._task(lambda _: wall_clock.catch_up(self.read()), clock.reservation_clock)
 
     def _look_at_the_clock(self, now: datetime) -> object:
-        return wall_clock.look(now, wall_clock.Uptime("virtual", self.world.timeline.now))
+        return wall_clock.look(self.read())
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
         """One of `scheduler/tasks.py`: where the database goes away, what would come after is not done either."""
-        now = self.now()
+        now = self.read().wall
         for part in parts:
             if self.commit(lambda part=part: (part(now),)) is None:  # type: ignore[misc]
                 return
@@ -164,9 +170,12 @@ class Site:
 
     def _sync(self, machine: Machine, frame: Observed) -> Desired:
         """As the edge does it: the short way where there is no news."""
-        now = self.now()
-        unchanged = agent_api.sync_unchanged(machine.host, [CREDENTIAL], frame, now)
-        return unchanged or agent_api.sync(machine.host, frame, now)
+        moment = self.read()
+        unchanged = agent_api.sync_unchanged(machine.host, [CREDENTIAL], frame, moment)
+        if unchanged is not None:
+            return unchanged
+        wall_clock.catch_up(moment)
+        return agent_api.sync(machine.host, frame, moment.wall)
 
     def push(self, machine: Machine) -> None:
         """Its desired state has changed without a report."""

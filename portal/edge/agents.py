@@ -340,7 +340,7 @@ class Agents:
         host, now = connection.host, timezone.now()
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
-                desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame, now)
+                desired = await self._threads.ask(hosts.sync, host, connection.credentials, frame)
             if self._instances.setdefault(host.id, frame.instance) != frame.instance:
                 self._instances[host.id] = frame.instance
                 self.streams.cut(host.id)  # another agent has joined as this host
@@ -410,7 +410,7 @@ class Agents:
         desired, connection.desired = connection.desired, None
         if desired is None:  # nudged
             try:
-                desired = await self._threads.ask(hosts.desired, connection.host, connection.credentials, timezone.now())
+                desired = await self._threads.ask(hosts.desired, connection.host, connection.credentials)
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync brings it

@@ -22,6 +22,7 @@ from agent.protocol import (
     SampleBatch,
 )
 from scheduler import agent_api as scheduler_api
+from scheduler import wall_clock
 from scheduler.models import Host
 from telemetry import agent_api as telemetry_api
 
@@ -59,10 +60,16 @@ def authenticate(credential: str, now: dt.datetime) -> KnownHost:
     return KnownHost(host.pk, host.name)
 
 
-def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: dt.datetime) -> Desired:
+def sync(host: KnownHost, credentials: Sequence[str], observed: Observed) -> Desired:
     """Take in what an agent sees; answer what should be. Raises Unwelcome."""
-    wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, now)
+    return wall_clock.steadily(lambda moment: _sync(host, credentials, observed, moment))
+
+
+def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, moment: wall_clock.Moment) -> Desired:
+    now = moment.wall
+    wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, moment)
     if wanted is None:
+        wall_clock.catch_up(moment)
         _check(host, credentials, now)
         with _refusals():
             wanted = scheduler_api.sync(host.id, observed, now, telemetry_api.gpu_faults(observed.runs))
@@ -71,8 +78,9 @@ def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, now: d
     return _whole(host, wanted)
 
 
-def desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
+def desired(host: KnownHost, credentials: Sequence[str]) -> Desired:
     """What should be on a host now. Raises Unwelcome: a revoked host hears it at the next nudge."""
+    now = wall_clock.now()
     _check(host, credentials, now)
     with _refusals():
         return _whole(host, scheduler_api.desired(host.id, now))

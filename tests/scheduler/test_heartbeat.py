@@ -12,6 +12,7 @@ import pytest
 from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
 from scheduler import agent_api, engine, heartbeat, services
 from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
+from scheduler.wall_clock import Moment
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, make_host
@@ -33,7 +34,7 @@ def agent(world: World) -> FakeAgent:
 
 
 def short_way(agent: FakeAgent, now: dt.datetime, frame: Observed | None = None, credential: str = CREDENTIAL) -> Any:
-    return agent_api.sync_unchanged(agent.host.pk, [credential], frame or agent.observed(), now)
+    return agent_api.sync_unchanged(agent.host.pk, [credential], frame or agent.observed(), Moment(now, "test", now.timestamp()))
 
 
 def heard_at(agent: FakeAgent) -> dt.datetime | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.test import Client
 
-from scheduler import clock, diagnostics, engine, geometry, leadership, services, wall_clock
+from portal.edge import hosts
+from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, services, wall_clock
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host
 from scheduler.states import GeometryState, LeaseState, WorkloadState
-from scheduler.wall_clock import Uptime
-from tests.fakes import FakeAgent
+from scheduler.wall_clock import Moment
+from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
 
@@ -23,7 +28,7 @@ def _silence(world: World, name: str, since: dt.datetime) -> None:
 
 
 def _look(now: dt.datetime, uptime: float, machine: str = "this boot") -> dt.timedelta:
-    return wall_clock.look(now, Uptime(machine, uptime))
+    return wall_clock.look(Moment(now, machine, uptime))
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
@@ -117,7 +122,98 @@ def test_small_corrections_and_other_machines_move_nothing(world: World) -> None
     assert ClockReading.objects.get().machine == "another boot"
 
 
+def test_a_look_that_comes_after_a_later_one_says_nothing(world: World) -> None:
+    _look(world.now + HOUR + SECOND, 101.0)
+    assert _look(world.now, 100.0) == dt.timedelta()
+    assert ClockReading.objects.get().uptime == 101.0
+
+
 def test_this_machine_has_an_uptime_that_goes_on() -> None:
-    first, second = wall_clock.uptime(), wall_clock.uptime()
+    first, second = wall_clock.read(), wall_clock.read()
     assert first.machine == second.machine
-    assert 0 < first.seconds <= second.seconds
+    assert 0 < first.uptime <= second.uptime
+    assert abs(second.set_since(first)) < SECOND
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(world: World, step: dt.timedelta) -> None:
+    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    for agent in agents:
+        agent.sync(world.now)
+    _look(world.now, 100.0)
+    between = Moment(world.now + step + SECOND, "this boot", 101.0)
+    frame = agents[0].observed()
+    assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is None
+    assert Host.objects.get(pk=agents[0].host.pk).last_sync_at == world.now
+    wall_clock.catch_up(between)
+    assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is not None
+    later = world.now + 2 * SECOND  # set back
+    _look(later, 102.0)
+    quiet = [later - h.last_sync_at for h in Host.objects.order_by("pk") if h.last_sync_at]
+    assert sorted(quiet) == [SECOND, *[2 * SECOND] * (len(agents) - 1)]
+    clock.watch_hosts(later)
+    assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
+
+
+def test_whoever_asks_for_the_time_to_write_looks_first_where_the_clock_was_set(
+    world: World, django_assert_num_queries: Callable[[int], Any]
+) -> None:
+    _look(world.now, 100.0)
+    _silence(world, "alpha", world.now)
+    with django_assert_num_queries(1):
+        assert wall_clock.now(lambda: Moment(world.now + SECOND, "this boot", 101.0)) == world.now + SECOND
+    assert wall_clock.now(lambda: Moment(world.now + HOUR, "this boot", 102.0)) == world.now + HOUR
+    assert Host.objects.get(name="alpha").last_sync_at == world.now + HOUR - 2 * SECOND
+
+
+def test_what_was_written_while_the_clock_was_set_is_written_once_more(world: World) -> None:
+    clocks = iter([(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)])  # the wall clock's seconds, and those since the boot
+
+    def read() -> Moment:
+        wall, uptime = next(clocks)
+        return Moment(world.now + wall * SECOND, "this boot", uptime)
+
+    written: list[dt.datetime] = []
+    wall_clock.steadily(lambda moment: written.append(moment.wall), read)
+    assert written == [world.now, world.now + 3601 * SECOND]
+
+
+def test_a_clock_that_is_kept_right_bit_by_bit_writes_once(world: World) -> None:
+    clocks = iter([(0.0, 1), (0.9, 1)])
+    written: list[dt.datetime] = []
+    wall_clock.steadily(
+        lambda moment: written.append(moment.wall), lambda: Moment(world.now + next(clocks)[0] * SECOND, "this boot", 1.0)
+    )
+    assert len(written) == 1
+
+
+def _hour_ago_the_clock_was_right() -> dt.datetime:
+    """As if this machine's clock had been set an hour ahead a moment ago: the time that it was before."""
+    moment = wall_clock.read()
+    ClockReading.objects.update_or_create(
+        pk=1, defaults={"wall": moment.wall - HOUR, "machine": moment.machine, "uptime": moment.uptime}
+    )
+    return moment.wall - HOUR
+
+
+def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
+    agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
+    before = _hour_ago_the_clock_was_right()
+    for agent in agents.values():
+        agent.sync(before)
+    reporting = agents["alpha"]
+    credential = f"gpa.{reporting.host.pk}.x"
+    Host.objects.filter(pk=reporting.host.pk).update(credential_hash=hashlib.sha256(credential.encode()).hexdigest())
+    hosts.sync(hosts.KnownHost(reporting.host.pk, "alpha"), [credential], reporting.observed())
+    now = wall_clock.read().wall
+    heard = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
+    assert len(heard) == len(agents)
+    assert max(now - at for at in heard) < 10 * SECOND
+
+
+@pytest.mark.parametrize(("method", "moves"), [("post", True), ("get", False)])
+def test_a_request_that_may_write_looks_before_it_does(world: World, client: Client, method: str, moves: bool) -> None:
+    before = _hour_ago_the_clock_was_right()
+    _silence(world, "alpha", before)
+    getattr(client, method)("/accounts/login/")
+    assert (Host.objects.get(name="alpha").last_sync_at != before) == moves

@@ -1,0 +1,23 @@
+"""Before a request that may write: where the server's clock was set, what is being counted goes along first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponseBase
+
+from scheduler import wall_clock
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase]
+READS = ("GET", "HEAD", "OPTIONS")
+
+
+def catch_up_before_writing(get_response: GetResponse) -> GetResponse:
+    """Who is given notice in this request has all of it, counted from a clock that the rows share (scheduler.wall_clock)."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        if request.method not in READS:
+            wall_clock.catch_up(wall_clock.read())
+        return get_response(request)
+
+    return respond
