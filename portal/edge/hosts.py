@@ -24,6 +24,7 @@ from agent.protocol import (
 from scheduler import agent_api as scheduler_api
 from scheduler import wall_clock
 from scheduler.models import Host
+from scheduler.wall_clock import Moment, Read
 from telemetry import agent_api as telemetry_api
 
 
@@ -60,12 +61,12 @@ def authenticate(credential: str, now: dt.datetime) -> KnownHost:
     return KnownHost(host.pk, host.name)
 
 
-def sync(host: KnownHost, credentials: Sequence[str], observed: Observed) -> Desired:
+def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, read: Read = wall_clock.read) -> Desired:
     """Take in what an agent sees; answer what should be. Raises Unwelcome."""
-    return wall_clock.steadily(lambda moment: _sync(host, credentials, observed, moment))
+    return wall_clock.steadily(lambda moment: _sync(host, credentials, observed, moment), read)
 
 
-def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, moment: wall_clock.Moment) -> Desired:
+def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, moment: Moment) -> Desired:
     now = moment.wall
     wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, moment)
     if wanted is None:

@@ -13,6 +13,7 @@ from portal.selectors.work import Piece
 from portal.web import attempts as pages
 from scheduler.models import Allocation, Decision, Host, Run, Workload
 from scheduler.services.agents import PREFIX
+from scheduler.wall_clock import Moment
 from telemetry import agent_api
 from telemetry.core.charging import HARDWARE_CODES
 from tests.fakes import FakeAgent
@@ -31,7 +32,7 @@ def ends(agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "f
     agent.runs[key] = replace(agent.runs[key], gpu_events=events)
     own = f"{PREFIX}.{agent.host.pk}.secret"
     Host.objects.filter(pk=agent.host.pk).update(credential_hash=hashlib.sha256(own.encode()).hexdigest())
-    edge.sync(edge.KnownHost(agent.host.pk, agent.host.name), [own], agent.observed(), at)
+    edge.sync(edge.KnownHost(agent.host.pk, agent.host.name), [own], agent.observed(), lambda: Moment(at, "test", at.timestamp()))
     return Run.objects.get(public_id=key)
 
 

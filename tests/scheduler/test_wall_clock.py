@@ -211,9 +211,14 @@ def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
     assert max(now - at for at in heard) < 10 * SECOND
 
 
-@pytest.mark.parametrize(("method", "moves"), [("post", True), ("get", False)])
-def test_a_request_that_may_write_looks_before_it_does(world: World, client: Client, method: str, moves: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "headers", "moves"),
+    [("post", {"Authorization": "Bearer x"}, True), ("get", {"Authorization": "Bearer x"}, False), ("post", {}, False)],
+)
+def test_a_request_that_may_write_looks_before_it_does(
+    world: World, client: Client, method: str, headers: dict[str, str], moves: bool
+) -> None:
     before = _hour_ago_the_clock_was_right()
     _silence(world, "alpha", before)
-    getattr(client, method)("/accounts/login/")
+    getattr(client, method)("/api/v1/jobs/", headers=headers)
     assert (Host.objects.get(name="alpha").last_sync_at != before) == moves
