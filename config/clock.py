@@ -7,18 +7,18 @@ from collections.abc import Callable
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
-from scheduler import wall_clock
+from scheduler import moment, wall_clock
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 READS = ("GET", "HEAD", "OPTIONS")
 
 
-def catch_up_before_writing(get_response: GetResponse) -> GetResponse:
+def look_before_writing(get_response: GetResponse) -> GetResponse:
     """Who is given notice in this request has all of it, counted from a clock that the rows share (scheduler.wall_clock)."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         if request.method not in READS and _is_somebody(request):
-            wall_clock.catch_up(wall_clock.read())
+            wall_clock.look(moment.read())
         return get_response(request)
 
     return respond

@@ -18,7 +18,7 @@ def notices() -> int:
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]
 def idle_cull() -> dict[str, int]:
     """Warn or stop idle notebooks; how many of each verdict."""
-    return idle.cull(wall_clock.now())
+    return wall_clock.steadily(lambda moment: idle.cull(moment.wall))
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

@@ -23,8 +23,8 @@ from agent.protocol import (
 )
 from scheduler import heartbeat, logs, reconcile, services
 from scheduler.models import Host, Run
+from scheduler.moment import Moment
 from scheduler.reconcile import AgentRefused
-from scheduler.wall_clock import Moment
 from scheduler.workspace_secret import workspace_secret
 
 __all__ = [
@@ -100,7 +100,7 @@ def authenticate(credential: str, now: datetime) -> int | None:
 
 def sync_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: Moment) -> Desired | None:
     """The short way for a host without news, which also looks at its credential and at the clock: what should be so, or None when
-    ``wall_clock.catch_up``, ``authenticate`` and ``sync`` have to be asked; then nothing was written."""
+    ``wall_clock.look``, ``authenticate`` and ``sync`` have to be asked; then nothing was written."""
     return heartbeat.unchanged(host_id, credentials, observed, moment)
 
 

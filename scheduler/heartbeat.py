@@ -16,8 +16,8 @@ from django.db import connection, transaction
 from agent.protocol import VERSION, Desired, Observed
 from scheduler import inventory, locks, reconcile
 from scheduler.models import Host, Pool, Run
+from scheduler.moment import SET, Moment
 from scheduler.states import LeaseState, RunState
-from scheduler.wall_clock import SET, Moment
 
 # The host's row is locked by the UPDATE as by every other writer of it.
 BEAT = """

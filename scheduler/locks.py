@@ -2,7 +2,8 @@
 arrays, workloads; and whoever submits takes its team and itself, and none of these.
 
 Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
-who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows.
+who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows. Where a time is
+at hand that these rows do not share any more (``scheduler.moment``), it raises ClockWasSet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from django.contrib.auth import get_user_model
 from django.db import models
 from django.db.models.expressions import RawSQL
 
-from scheduler.models import ClockReading, Host, JobArray, Leader, Pool, Reservation, Team, Workload
+from scheduler import moment
+from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Team, Workload
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -25,12 +27,8 @@ def leader() -> Leader:
     if row is None:
         Leader.objects.get_or_create(pk=1)
         row = Leader.objects.select_for_update(no_key=True).get(pk=1)
+    moment.check()
     return row
-
-
-def clock_reading() -> ClockReading:
-    """The one row of it, which is there. Whoever moves what is being counted holds it."""
-    return ClockReading.objects.select_for_update(no_key=True).get(pk=1)
 
 
 def pools(ids: Iterable[int]) -> dict[int, Pool]:
@@ -57,7 +55,9 @@ def workload_states(ids: Iterable[int]) -> dict[int, str]:
     """The same lock, answering only their states: thousands of whole rows take a while to read."""
     wanted = RawSQL("SELECT unnest(%s::bigint[])", (sorted(set(ids)),))
     rows = Workload.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
-    return dict(rows.values_list("pk", "state"))
+    found = dict(rows.values_list("pk", "state"))
+    moment.check()
+    return found
 
 
 def submitters(*, team: int, person: int) -> None:
@@ -74,4 +74,6 @@ def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
 def _rows(kind: type[Row], ids: Iterable[int]) -> dict[int, Row]:
     wanted = sorted(set(ids))
     found = kind._default_manager.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
-    return {row.pk: row for row in found}
+    rows = {row.pk: row for row in found}
+    moment.check()
+    return rows

@@ -2,21 +2,18 @@
 
 Rows hold times of the wall clock, because people read them, and a lease is told from two of them. So every look compares how
 far the wall clock went with how far CLOCK_BOOTTIME did, which nobody can set; where they differ, what is still being counted is
-moved along. Looks come with ticks, and before anything is written that counts (``now``, ``catch_up``): where the clock is set
-and set back between two ticks, all rows have gone along with what was written in between. It holds for a control plane on one
-machine; several have to keep their clocks together themselves (NTP).
+moved along. Looks come with ticks, and before anything is written that counts (``now``): where the clock is set and set back
+between two ticks, all rows have gone along with what was written in between. And whoever decides by a time from before somebody
+looked learns it as soon as it has locked what it decides of (``steadily``). It holds for a control plane on one machine; several
+have to keep their clocks together themselves (NTP).
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
-import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from django.db import transaction
@@ -24,91 +21,65 @@ from django.db.models import F, Q
 
 from scheduler import locks
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
+from scheduler.moment import SET, ClockWasSet, Moment, Read, at_hand, last_looked_at, read
 from scheduler.states import RunState, WorkloadState
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SET = timedelta(seconds=1)  # less is how clocks are kept right
-TIGHT_SECONDS = 0.05  # both clocks are read within so long, or once more: what is between two readings is no setting
+TRIES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The wall clock, and beside it the seconds on CLOCK_BOOTTIME: of which boot and time name space, since those of another can't
-    be compared with it."""
-
-    wall: datetime
-    machine: str
-    uptime: float
-
-    def set_since(self, before: Moment) -> timedelta:
-        """By how much the wall clock was set from one moment to this one; nothing for moments of two machines."""
-        if self.machine != before.machine:
-            return timedelta()
-        return self.wall - before.wall - timedelta(seconds=self.uptime - before.uptime)
-
-
-Read = Callable[[], Moment]
-
-
-def read() -> Moment:
-    """Both clocks of this machine, now."""
-    while True:
-        before = time.clock_gettime(time.CLOCK_BOOTTIME)
-        wall = datetime.fromtimestamp(time.time(), UTC)
-        after = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if after - before <= TIGHT_SECONDS:
-            return Moment(wall, _machine(), after)
-
-
-@functools.cache
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    space = os.readlink("/proc/self/ns/time") if os.path.exists("/proc/self/ns/time") else ""
-    return f"{boot} {space}".strip()
+def steadily(act: Callable[[Moment], T], read: Read = read, *, looks: bool = True) -> T:
+    """``act`` with a time that the rows share, and again with a new one where the clock was set before it was done: for what may
+    be done twice. Whatever it locks is of that time, or ClockWasSet ends it (``scheduler.locks``). ``looks``: first of all; else
+    ``act`` does where it writes. Raises ClockWasSet when the clock is set all the time."""
+    for _ in range(TRIES):
+        moment = read()
+        with contextlib.suppress(ClockWasSet), at_hand(moment):
+            if looks:
+                look(moment)
+            done = act(moment)
+            if abs(read().set_since(moment)) < SET:
+                return done
+    raise ClockWasSet("the clock is set all the time")
 
 
 def now(read: Read = read) -> datetime:
-    """The wall clock, for whoever is about to write: where it was set since the last look, this looks first."""
+    """The wall clock, looked at first: for whoever writes by it and can't do it twice."""
     moment = read()
-    catch_up(moment)
+    look(moment)
     return moment.wall
 
 
-def catch_up(moment: Moment) -> None:
-    """Look, but only where the clock was set since the last look."""
-    row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
-    if row is not None and abs(moment.set_since(Moment(*row))) >= SET:
-        look(moment)
-
-
-def steadily(write: Callable[[Moment], T], read: Read = read) -> T:
-    """``write`` of this moment, and once more where the clock was set before it was done: others may have looked by then, and
-    what was written is of the clock before. For what may be written twice."""
+def look(moment: Moment) -> timedelta:
+    """By how much the clock was set since the last look; what is being counted has been moved by as much. Nothing, as a rule."""
     while True:
-        moment = read()
-        done = write(moment)
-        if abs(read().set_since(moment)) < SET:
-            return done
+        last = last_looked_at()
+        if last is None:
+            reading = {"wall": moment.wall, "machine": moment.machine, "uptime": moment.uptime}
+            ClockReading.objects.get_or_create(pk=1, defaults=reading)
+            return timedelta()
+        set_by = moment.set_since(last)
+        if last.machine == moment.machine:
+            if last.uptime > moment.uptime:
+                return timedelta()  # somebody has looked since
+            if abs(set_by) < SET and moment.uptime - last.uptime < SET.total_seconds():
+                return timedelta()  # a reading is kept for a second: small corrections don't add up
+        if _replace(last, moment, set_by):
+            return set_by if abs(set_by) >= SET else timedelta()
 
 
 @transaction.atomic
-def look(moment: Moment) -> timedelta:
-    """By how much the clock was set since the last look; what is being counted has been moved by as much. Nothing, as a rule."""
-    reading = {"wall": moment.wall, "machine": moment.machine, "uptime": moment.uptime}
-    ClockReading.objects.get_or_create(pk=1, defaults=reading)
-    row = locks.clock_reading()
-    last = Moment(row.wall, row.machine, row.uptime)
-    if last.machine == moment.machine and last.uptime > moment.uptime:
-        return timedelta()  # somebody has looked since
-    ClockReading.objects.filter(pk=1).update(**reading)
-    set_by = moment.set_since(last)
-    if abs(set_by) < SET:
-        return timedelta()
-    log.warning("the clock was set by %.1f s: leases and limits go on as if it had not been", set_by.total_seconds())
-    _move(set_by, moment.wall)
-    return set_by
+def _replace(last: Moment, moment: Moment, set_by: timedelta) -> bool:
+    """False when somebody else has looked meanwhile: they have moved what was to be moved."""
+    seen = ClockReading.objects.filter(pk=1, wall=last.wall, machine=last.machine, uptime=last.uptime)
+    if not seen.update(wall=moment.wall, machine=moment.machine, uptime=moment.uptime):
+        return False
+    if abs(set_by) >= SET:
+        log.warning("the clock was set by %.1f s: leases and limits go on as if it had not been", set_by.total_seconds())
+        _move(set_by, moment.wall)
+    return True
 
 
 def _move(by: timedelta, now: datetime) -> None:
@@ -120,9 +91,9 @@ def _move(by: timedelta, now: datetime) -> None:
     running = Run.objects.exclude(state=RunState.ENDED)
     live = Workload.objects.exclude(state=WorkloadState.ENDED)
     for rows, field in (
+        (Leader.objects.all(), "renewed_at"),
         (Host.objects.all(), "last_sync_at"),
         (Host.objects.all(), "agent_before_heard_at"),
-        (Leader.objects.all(), "renewed_at"),
         (running, "missing_since"),
         (running, "running_at"),
         (Command.objects.filter(verb=Command.Verb.START, done_at__isnull=True), "created_at"),

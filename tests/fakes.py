@@ -14,7 +14,7 @@ from agent import protocol
 from agent.protocol import Desired, GpuSeen, Inventory, Observed, RunSeen, RunWanted, UnitSeen
 from scheduler import agent_api
 from scheduler.models import Gpu, Host, Unit
-from scheduler.wall_clock import Moment
+from scheduler.moment import Moment
 
 CREDENTIAL = "given by the test"
 FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)

@@ -19,6 +19,7 @@ from scheduler.core.model import Plan, Priority, Snapshot
 from scheduler.core.planner import plan
 from scheduler.core.verify import violations
 from scheduler.models import Host, Reservation, Workload
+from scheduler.moment import Moment
 from scheduler.states import PROMISED, WorkloadState
 
 if TYPE_CHECKING:
@@ -96,10 +97,10 @@ class Site:
         self.engines = [Engine(self, 1), Engine(self, 2)]
         self.jobs = 0
 
-    def read(self) -> wall_clock.Moment:
+    def read(self) -> Moment:
         """Both clocks of the control plane."""
         wall = datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
-        return wall_clock.Moment(wall, "virtual", self.world.timeline.now)
+        return Moment(wall, "virtual", self.world.timeline.now)
 
     def now(self) -> datetime:
         """As all that writes asks for it."""
@@ -137,7 +138,7 @@ class Site:
         """What time alone brings about."""
         self._task(self._look_at_the_clock, clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts)
         self._task(self._look_at_the_clock, clock.watch_hosts)
-        self._task(lambda _: wall_clock.catch_up(self.read()), clock.reservation_clock)
+        self._task(self._look_at_the_clock, clock.reservation_clock)
 
     def _look_at_the_clock(self, now: datetime) -> object:
         return wall_clock.look(self.read())
@@ -174,7 +175,7 @@ class Site:
         unchanged = agent_api.sync_unchanged(machine.host, [CREDENTIAL], frame, moment)
         if unchanged is not None:
             return unchanged
-        wall_clock.catch_up(moment)
+        wall_clock.look(moment)
         return agent_api.sync(machine.host, frame, moment.wall)
 
     def push(self, machine: Machine) -> None:

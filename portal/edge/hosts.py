@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.protocol import (
@@ -22,9 +22,9 @@ from agent.protocol import (
     SampleBatch,
 )
 from scheduler import agent_api as scheduler_api
-from scheduler import wall_clock
+from scheduler import moment, wall_clock
 from scheduler.models import Host
-from scheduler.wall_clock import Moment, Read
+from scheduler.moment import ClockWasSet, Moment, Read
 from telemetry import agent_api as telemetry_api
 
 
@@ -61,16 +61,16 @@ def authenticate(credential: str, now: dt.datetime) -> KnownHost:
     return KnownHost(host.pk, host.name)
 
 
-def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, read: Read = wall_clock.read) -> Desired:
+def sync(host: KnownHost, credentials: Sequence[str], observed: Observed, read: Read = moment.read) -> Desired:
     """Take in what an agent sees; answer what should be. Raises Unwelcome."""
-    return wall_clock.steadily(lambda moment: _sync(host, credentials, observed, moment), read)
+    return _steadily(lambda at: _sync(host, credentials, observed, at), read, looks=False)
 
 
-def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, moment: Moment) -> Desired:
-    now = moment.wall
-    wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, moment)
+def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, at: Moment) -> Desired:
+    now = at.wall
+    wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, at)
     if wanted is None:
-        wall_clock.catch_up(moment)
+        wall_clock.look(at)
         _check(host, credentials, now)
         with _refusals():
             wanted = scheduler_api.sync(host.id, observed, now, telemetry_api.gpu_faults(observed.runs))
@@ -81,7 +81,10 @@ def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, momen
 
 def desired(host: KnownHost, credentials: Sequence[str]) -> Desired:
     """What should be on a host now. Raises Unwelcome: a revoked host hears it at the next nudge."""
-    now = wall_clock.now()
+    return _steadily(lambda at: _desired(host, credentials, at.wall), moment.read, looks=True)
+
+
+def _desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
     _check(host, credentials, now)
     with _refusals():
         return _whole(host, scheduler_api.desired(host.id, now))
@@ -100,6 +103,13 @@ def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnsw
     """A challenge, or a new credential for its signature. Raises Unwelcome."""
     with _refusals():
         return scheduler_api.renew(credential, request, now)
+
+
+def _steadily(act: Callable[[Moment], Desired], read: Read, *, looks: bool) -> Desired:
+    try:
+        return wall_clock.steadily(act, read, looks=looks)
+    except ClockWasSet as error:
+        raise Unwelcome(str(error), retry=True) from None
 
 
 def accept_samples(host: KnownHost, batch: SampleBatch, now: dt.datetime) -> None:

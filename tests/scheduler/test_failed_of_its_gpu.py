@@ -12,8 +12,8 @@ from portal.edge import hosts as edge
 from portal.selectors.work import Piece
 from portal.web import attempts as pages
 from scheduler.models import Allocation, Decision, Host, Run, Workload
+from scheduler.moment import Moment
 from scheduler.services.agents import PREFIX
-from scheduler.wall_clock import Moment
 from telemetry import agent_api
 from telemetry.core.charging import HARDWARE_CODES
 from tests.fakes import FakeAgent

@@ -12,7 +12,7 @@ import pytest
 from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
 from scheduler import agent_api, engine, heartbeat, services
 from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
-from scheduler.wall_clock import Moment
+from scheduler.moment import Moment
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, make_host

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from portal.edge import hosts
-from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, services, wall_clock
+from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, locks, services, wall_clock
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host
+from scheduler.moment import ClockWasSet, Moment, at_hand, read
 from scheduler.states import GeometryState, LeaseState, WorkloadState
-from scheduler.wall_clock import Moment
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -28,7 +29,9 @@ def _silence(world: World, name: str, since: dt.datetime) -> None:
 
 
 def _look(now: dt.datetime, uptime: float, machine: str = "this boot") -> dt.timedelta:
-    return wall_clock.look(Moment(now, machine, uptime))
+    moment = Moment(now, machine, uptime)
+    with at_hand(moment):
+        return wall_clock.look(moment)
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
@@ -129,7 +132,7 @@ def test_a_look_that_comes_after_a_later_one_says_nothing(world: World) -> None:
 
 
 def test_this_machine_has_an_uptime_that_goes_on() -> None:
-    first, second = wall_clock.read(), wall_clock.read()
+    first, second = read(), read()
     assert first.machine == second.machine
     assert 0 < first.uptime <= second.uptime
     assert abs(second.set_since(first)) < SECOND
@@ -145,7 +148,7 @@ def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(wor
     frame = agents[0].observed()
     assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is None
     assert Host.objects.get(pk=agents[0].host.pk).last_sync_at == world.now
-    wall_clock.catch_up(between)
+    wall_clock.look(between)
     assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is not None
     later = world.now + 2 * SECOND  # set back
     _look(later, 102.0)
@@ -161,7 +164,7 @@ def test_whoever_asks_for_the_time_to_write_looks_first_where_the_clock_was_set(
     _look(world.now, 100.0)
     _silence(world, "alpha", world.now)
     with django_assert_num_queries(1):
-        assert wall_clock.now(lambda: Moment(world.now + SECOND, "this boot", 101.0)) == world.now + SECOND
+        assert wall_clock.now(lambda: Moment(world.now + SECOND / 2, "this boot", 100.5)) == world.now + SECOND / 2
     assert wall_clock.now(lambda: Moment(world.now + HOUR, "this boot", 102.0)) == world.now + HOUR
     assert Host.objects.get(name="alpha").last_sync_at == world.now + HOUR - 2 * SECOND
 
@@ -169,12 +172,12 @@ def test_whoever_asks_for_the_time_to_write_looks_first_where_the_clock_was_set(
 def test_what_was_written_while_the_clock_was_set_is_written_once_more(world: World) -> None:
     clocks = iter([(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)])  # the wall clock's seconds, and those since the boot
 
-    def read() -> Moment:
+    def both() -> Moment:
         wall, uptime = next(clocks)
         return Moment(world.now + wall * SECOND, "this boot", uptime)
 
     written: list[dt.datetime] = []
-    wall_clock.steadily(lambda moment: written.append(moment.wall), read)
+    wall_clock.steadily(lambda moment: written.append(moment.wall), both)
     assert written == [world.now, world.now + 3601 * SECOND]
 
 
@@ -187,9 +190,48 @@ def test_a_clock_that_is_kept_right_bit_by_bit_writes_once(world: World) -> None
     assert len(written) == 1
 
 
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_who_decides_by_a_time_from_before_a_look_decides_again(world: World, step: dt.timedelta) -> None:
+    for host in world.hosts.values():
+        FakeAgent.of(host).sync(world.now)
+    _look(world.now, 100.0)
+    moments = [Moment(world.now, "this boot", 100.0), *[Moment(world.now + step + SECOND, "this boot", 101.0)] * 3]
+    times = []
+
+    def watch(moment: Moment) -> None:
+        times.append(moment.wall)
+        _look(moments[1].wall, 101.0)  # somebody else's
+        clock.watch_hosts(moment.wall)
+
+    wall_clock.steadily(watch, iter(moments).__next__)
+    assert times[-1] == world.now + step + SECOND
+    assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
+
+
+def test_what_is_locked_after_a_look_has_another_time(world: World) -> None:
+    _look(world.now, 100.0)
+    before = Moment(world.now, "this boot", 100.0)
+    with at_hand(before), transaction.atomic():
+        locks.hosts([world.hosts["alpha"].pk])
+        _look(world.now + HOUR, 100.5)
+        for lock in (locks.leader, lambda: locks.hosts([world.hosts["alpha"].pk]), lambda: locks.workload_states([])):
+            with pytest.raises(ClockWasSet):
+                lock()
+        _look(world.now + SECOND, 101.0)
+        locks.leader()
+
+
+def test_a_clock_that_is_set_all_the_time_is_said_to_be(world: World) -> None:
+    hours = iter(range(1000))
+    tries: list[Moment] = []
+    with pytest.raises(ClockWasSet):
+        wall_clock.steadily(tries.append, lambda: Moment(world.now + next(hours) * HOUR, "this boot", 1.0))
+    assert len(tries) == wall_clock.TRIES
+
+
 def _hour_ago_the_clock_was_right() -> dt.datetime:
     """As if this machine's clock had been set an hour ahead a moment ago: the time that it was before."""
-    moment = wall_clock.read()
+    moment = read()
     ClockReading.objects.update_or_create(
         pk=1, defaults={"wall": moment.wall - HOUR, "machine": moment.machine, "uptime": moment.uptime}
     )
@@ -205,7 +247,7 @@ def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
     credential = f"gpa.{reporting.host.pk}.x"
     Host.objects.filter(pk=reporting.host.pk).update(credential_hash=hashlib.sha256(credential.encode()).hexdigest())
     hosts.sync(hosts.KnownHost(reporting.host.pk, "alpha"), [credential], reporting.observed())
-    now = wall_clock.read().wall
+    now = read().wall
     heard = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
     assert len(heard) == len(agents)
     assert max(now - at for at in heard) < 10 * SECOND
