@@ -2,7 +2,7 @@
 
 Rows hold times of the wall clock, because people read them, and a lease is told from two of them. So every look compares how
 far the wall clock went with how far CLOCK_BOOTTIME did, which nobody can set; where they differ, what is still being counted is
-moved along. Looks come with ticks, and before anything is written that counts (``now``): where the clock is set and set back
+moved along. Looks come with ticks, and before anything is written that counts: where the clock is set and set back
 between two ticks, all rows have gone along with what was written in between. And whoever decides by a time from before somebody
 looked learns it as soon as it has locked what it decides of (``steadily``). It holds for a control plane on one machine; several
 have to keep their clocks together themselves (NTP).
@@ -43,13 +43,6 @@ def steadily(act: Callable[[Moment], T], read: Read = read, *, looks: bool = Tru
             if abs(read().set_since(moment)) < SET:
                 return done
     raise ClockWasSet("the clock is set all the time")
-
-
-def now(read: Read = read) -> datetime:
-    """The wall clock, looked at first: for whoever writes by it and can't do it twice."""
-    moment = read()
-    look(moment)
-    return moment.wall
 
 
 def look(moment: Moment) -> timedelta:
@@ -103,5 +96,5 @@ def _move(by: timedelta, now: datetime) -> None:
         written_before = Q(**{f"{field}__lte": now - by}) if by > timedelta() else Q(**{f"{field}__gt": now})
         rows.filter(written_before).update(**{field: F(field) + by})
     Command.objects.filter(done_at__isnull=True, stop_at__isnull=False).update(stop_at=F("stop_at") + by)
-    live.filter(gone_by__isnull=False).update(gone_by=F("gone_by") + by)
-    live.filter(not_before__isnull=False).update(not_before=F("not_before") + by)
+    for field in ("gone_by", "not_before", "avoids_until", "idle_warned_at", "keep_until"):
+        live.filter(**{f"{field}__isnull": False}).update(**{field: F(field) + by})

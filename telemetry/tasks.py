@@ -6,6 +6,8 @@ import structlog
 from celery import shared_task
 from django.utils import timezone
 
+from scheduler import wall_clock
+from scheduler.moment import Moment
 from telemetry import agent_api, breaker, budgets, charges, health, ingest, missing, partitions, rollups
 
 log = structlog.get_logger(__name__)
@@ -45,10 +47,13 @@ def keep_partitions() -> None:
 @shared_task(name="telemetry.tasks.health")
 def act_on_health() -> None:
     """Do what the table says about hardware events, and about hosts on which attempts keep failing."""
-    now = timezone.now()
-    breaker.watch(now)
-    missing.watch(now)
-    health.handle_events(now)
+    wall_clock.steadily(_act_on_health)
+
+
+def _act_on_health(moment: Moment) -> None:
+    breaker.watch(moment.wall)
+    missing.watch(moment.wall)
+    health.handle_events(moment.wall)
 
 
 @shared_task(name="telemetry.tasks.budgets")

@@ -36,6 +36,8 @@ from agent.simulated_nvml import SimulatedMeter
 from agent.state import State, read_json
 from agent.tenants import Place
 from agent.trees import Trash
+from portal.edge.hosts import KnownHost
+from scheduler.services.agents import PREFIX
 
 if TYPE_CHECKING:
     from benchmarks.virtual.world import World
@@ -239,6 +241,16 @@ class Machine:
     sent_at: dict[int, float] = field(default_factory=dict)
     next_observed: float = 0.0
     starts: dict[str, int] = field(default_factory=dict)  # per run, how often it was started
+
+    @property
+    def known(self) -> KnownHost:
+        """As the edge knows it."""
+        return KnownHost(self.host, self.name)
+
+    @property
+    def credential(self) -> str:
+        """Good as long as a course."""
+        return f"{PREFIX}.{self.host}.virtual"
 
     @property
     def boot_id(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
@@ -13,13 +13,14 @@ from django.db import transaction
 
 from agent.protocol import FRAMES_UP, Desired, Observed, Refused, decode, encode
 from benchmarks.virtual.machine import Habits, Machine
-from scheduler import agent_api, clock, leadership, nudge, releases, services, snapshot, wall_clock
+from portal.edge import hosts as edge
+from scheduler import clock, leadership, nudge, releases, services, snapshot, wall_clock
 from scheduler.apply import StaleEpoch, apply
 from scheduler.core.model import Plan, Priority, Snapshot
 from scheduler.core.planner import plan
 from scheduler.core.verify import violations
 from scheduler.models import Host, Reservation, Workload
-from scheduler.moment import Moment
+from scheduler.moment import SET, ClockWasSet, Moment, at_hand
 from scheduler.states import PROMISED, WorkloadState
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ T = TypeVar("T")
 NUDGE_SECONDS = 0.02
 SWEEP_SECONDS = 3.0
 TICK_SECONDS = 2.0
-CREDENTIAL = "of every host"
 
 
 @dataclasses.dataclass
@@ -51,7 +51,9 @@ class Engine:
         timeline = self.site.world.timeline
         if self.busy or timeline.now < self.frozen_until:
             return
-        now = self.site.now()
+        moment = self.site.read()
+        now = moment.wall
+        self.site.commit(lambda: wall_clock.look(moment))
         epoch = self.site.commit(lambda: leadership.lead(self.holder, now))
         if epoch is None:
             return
@@ -61,20 +63,26 @@ class Engine:
         for sentence in violations(taken, planned, snapshot.seconds(now)):
             self.site.world.promises.broken(f"a plan breaks a promise: {sentence}")
         self.busy, life = True, self.lives
-        timeline.after(self.site.thinking(), lambda: self._commit(planned, taken, life))
+        timeline.after(self.site.thinking(), lambda: self._commit(planned, taken, moment, life))
 
-    def _commit(self, planned: Plan, taken: Snapshot, life: int) -> None:
+    def _commit(self, planned: Plan, taken: Snapshot, moment: Moment, life: int) -> None:
         timeline = self.site.world.timeline
         if life != self.lives:
             return  # it was killed meanwhile
         if timeline.now < self.frozen_until:
-            timeline.after(self.frozen_until - timeline.now, lambda: self._commit(planned, taken, life))
+            timeline.after(self.frozen_until - timeline.now, lambda: self._commit(planned, taken, moment, life))
             return
         self.busy = False
+        at = moment.wall + timedelta(seconds=timeline.now - moment.uptime)
         try:
-            applied = self.site.commit(lambda: apply(planned, taken, self.site.now()))
+            with at_hand(moment):
+                applied = self.site.commit(lambda: apply(planned, taken, at))
         except StaleEpoch:
             timeline.tell(f"engine {self.number}: its plan comes too late")
+            return
+        except ClockWasSet:
+            timeline.tell(f"engine {self.number}: its plan is of another time")
+            self.wake()
             return
         if applied is not None and (applied.accepted or applied.rejected):
             timeline.tell(f"engine {self.number}: {len(applied.accepted)} accepted, {len(applied.rejected)} not")
@@ -103,8 +111,10 @@ class Site:
         return Moment(wall, "virtual", self.world.timeline.now)
 
     def now(self) -> datetime:
-        """As all that writes asks for it."""
-        return wall_clock.now(self.read)
+        """As whoever asks for it has it looked at before (`config/clock.py`)."""
+        moment = self.read()
+        wall_clock.look(moment)
+        return moment.wall
 
     def begin(self) -> None:
         """The ticks and sweeps begin."""
@@ -135,20 +145,34 @@ class Site:
         return self.world.dice.uniform(0.5, 7) if self.world.unlucky(0.05) else self.world.dice.uniform(0.01, 0.2)
 
     def tick(self) -> None:
-        """What time alone brings about."""
-        self._task(self._look_at_the_clock, clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts)
-        self._task(self._look_at_the_clock, clock.watch_hosts)
-        self._task(self._look_at_the_clock, clock.reservation_clock)
-
-    def _look_at_the_clock(self, now: datetime) -> object:
-        return wall_clock.look(self.read())
+        """What time alone brings about: each task of `scheduler/tasks.py`."""
+        self._task(clock.stop_after_notice, clock.stop_at_time_limits, clock.give_up_starts)
+        self._task(clock.watch_hosts)
+        self._task(clock.reservation_clock)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
-        """One of `scheduler/tasks.py`: where the database goes away, what would come after is not done either."""
-        now = self.read().wall
-        for part in parts:
-            if self.commit(lambda part=part: (part(now),)) is None:  # type: ignore[misc]
-                return
+        """One task, as `wall_clock.steadily` does it. Now and then its process stands still after it has looked at the clock."""
+        moment = self.read()
+        if self.commit(lambda: (wall_clock.look(moment),)) is None:
+            return
+        if self.world.unlucky(0.1):
+            self.world.timeline.after(self.world.dice.uniform(0.01, 3), lambda: self._do(moment, parts))
+        else:
+            self._do(moment, parts)
+
+    def _do(self, moment: Moment, parts: Sequence[Callable[[datetime], object]]) -> None:
+        """Where the database goes away, what would come after is not done either."""
+        try:
+            with at_hand(moment):
+                for part in parts:
+                    if self.commit(lambda part=part: (part(moment.wall),)) is None:  # type: ignore[misc]
+                        return
+        except ClockWasSet:
+            self.world.timeline.tell("a tick is of another time")
+            self._task(*parts)
+            return
+        if abs(self.read().set_since(moment)) >= SET:
+            self._task(*parts)
 
     # -- the edge ------------------------------------------------------------------------------------------------------------
 
@@ -159,8 +183,8 @@ class Site:
         frame = decode(text, FRAMES_UP)
         try:
             desired = self.commit(lambda: self._sync(machine, frame))
-        except agent_api.AgentRefused as no:
-            refused = encode(Refused(no.reason, no.retry))
+        except edge.Unwelcome as no:
+            refused = encode(Refused(str(no), no.retry))
             self.world.network.carry(machine.name, lambda: machine.hear(connection, refused))
             return
         if desired is None:
@@ -170,18 +194,12 @@ class Site:
         self._send(machine, connection, desired)
 
     def _sync(self, machine: Machine, frame: Observed) -> Desired:
-        """As the edge does it: the short way where there is no news."""
-        moment = self.read()
-        unchanged = agent_api.sync_unchanged(machine.host, [CREDENTIAL], frame, moment)
-        if unchanged is not None:
-            return unchanged
-        wall_clock.look(moment)
-        return agent_api.sync(machine.host, frame, moment.wall)
+        return edge.sync(machine.known, [machine.credential], frame, self.read)
 
     def push(self, machine: Machine) -> None:
         """Its desired state has changed without a report."""
         if machine.connection and self.edge_is_up and machine.connection == self.reported.get(machine.name):
-            desired = self.commit(lambda: agent_api.desired(machine.host, self.now()))
+            desired = self.commit(lambda: edge.desired(machine.known, [machine.credential], self.read))
             if desired is not None:
                 self._send(machine, machine.connection, desired)
 

@@ -21,7 +21,7 @@ from django.db import DatabaseError, connection, transaction
 
 from benchmarks.virtual.machine import Habits, Machine, machines_instead_of_this_one
 from benchmarks.virtual.promises import Promises
-from benchmarks.virtual.site import CREDENTIAL, Site
+from benchmarks.virtual.site import Site
 from benchmarks.virtual.timeline import Network, Timeline, Weather
 from scheduler import services
 from scheduler.core.model import SLOTS_PER_GPU
@@ -132,8 +132,8 @@ class World:
             with machine.inside():
                 instance = machine.agent.state.identity.instance
             Host.objects.filter(pk=host.pk).update(
-                credential_hash=hashlib.sha256(CREDENTIAL.encode()).hexdigest(), agent_instance=instance, boot_id=machine.boot_id,
-                credential_expires_at=START + timedelta(days=30),
+                credential_hash=hashlib.sha256(machine.credential.encode()).hexdigest(), agent_instance=instance,
+                boot_id=machine.boot_id, credential_expires_at=START + timedelta(days=30),
             )  # fmt: skip
         self.site.begin()
 

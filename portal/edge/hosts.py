@@ -79,9 +79,9 @@ def _sync(host: KnownHost, credentials: Sequence[str], observed: Observed, at: M
     return _whole(host, wanted)
 
 
-def desired(host: KnownHost, credentials: Sequence[str]) -> Desired:
+def desired(host: KnownHost, credentials: Sequence[str], read: Read = moment.read) -> Desired:
     """What should be on a host now. Raises Unwelcome: a revoked host hears it at the next nudge."""
-    return _steadily(lambda at: _desired(host, credentials, at.wall), moment.read, looks=True)
+    return _steadily(lambda at: _desired(host, credentials, at.wall), read, looks=True)
 
 
 def _desired(host: KnownHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
