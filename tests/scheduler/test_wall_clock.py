@@ -11,11 +11,13 @@ import pytest
 from django.db import transaction
 from django.test import Client
 
+from portal import tasks as portal_tasks
 from portal.edge import hosts
-from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, locks, services, wall_clock
-from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host
+from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, locks, services, tasks, wall_clock
+from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host, Workload
 from scheduler.moment import ClockWasSet, Moment, at_hand, read
 from scheduler.states import GeometryState, LeaseState, WorkloadState
+from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -158,15 +160,12 @@ def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(wor
     assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
 
 
-def test_whoever_asks_for_the_time_to_write_looks_first_where_the_clock_was_set(
+def test_a_look_is_one_query_where_nobody_set_the_clock(
     world: World, django_assert_num_queries: Callable[[int], Any]
 ) -> None:
     _look(world.now, 100.0)
-    _silence(world, "alpha", world.now)
     with django_assert_num_queries(1):
-        assert wall_clock.now(lambda: Moment(world.now + SECOND / 2, "this boot", 100.5)) == world.now + SECOND / 2
-    assert wall_clock.now(lambda: Moment(world.now + HOUR, "this boot", 102.0)) == world.now + HOUR
-    assert Host.objects.get(name="alpha").last_sync_at == world.now + HOUR - 2 * SECOND
+        assert _look(world.now + SECOND / 2, 100.5) == dt.timedelta()
 
 
 def test_what_was_written_while_the_clock_was_set_is_written_once_more(world: World) -> None:
@@ -238,6 +237,13 @@ def _hour_ago_the_clock_was_right() -> dt.datetime:
     return moment.wall - HOUR
 
 
+def _moved_by(name: str, before: dt.datetime) -> dt.timedelta:
+    """To the second."""
+    heard_at = Host.objects.get(name=name).last_sync_at
+    assert heard_at is not None
+    return dt.timedelta(seconds=round((heard_at - before).total_seconds()))
+
+
 def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
     agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
     before = _hour_ago_the_clock_was_right()
@@ -264,3 +270,35 @@ def test_a_request_that_may_write_looks_before_it_does(
     _silence(world, "alpha", before)
     getattr(client, method)("/api/v1/jobs/", headers=headers)
     assert (Host.objects.get(name="alpha").last_sync_at != before) == moves
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        tasks.run_cycle, tasks.sweep, tasks.watch_hosts, tasks.keep_diagnostics, tasks.keep_geometries,
+        tasks.reservation_clock, portal_tasks.idle_cull, telemetry_tasks.act_on_health,
+    ],
+)  # fmt: skip
+def test_every_tick_that_decides_by_the_time_looks_first(world: World, task: Callable[[], object]) -> None:
+    before = _hour_ago_the_clock_was_right()
+    _silence(world, "alpha", before)
+    task()
+    assert _moved_by("alpha", before) == HOUR
+
+
+def test_what_a_host_is_told_is_of_a_time_that_the_rows_share(world: World) -> None:
+    before = _hour_ago_the_clock_was_right()
+    FakeAgent.of(world.hosts["alpha"])
+    _silence(world, "alpha", before)
+    with pytest.raises(hosts.Unwelcome):
+        hosts.desired(hosts.KnownHost(world.hosts["alpha"].pk, "alpha"), ["another's"])
+    assert _moved_by("alpha", before) == HOUR
+
+
+def test_who_was_warned_of_idling_and_who_asked_to_be_kept_wait_no_longer_and_no_shorter(world: World) -> None:
+    workload = job(world, world.vision, 8, world.now)
+    times = ("idle_warned_at", "keep_until", "avoids_until")
+    Workload.objects.filter(pk=workload.pk).update(**dict.fromkeys(times, world.now + SECOND))
+    _look(world.now, 100.0)
+    _look(world.now + HOUR, 100.0)
+    assert Workload.objects.values_list(*times).get(pk=workload.pk) == (world.now + HOUR + SECOND,) * 3
