@@ -30,7 +30,7 @@ from benchmarks._site import (
 )
 
 STOPPED_WITHIN = LEASE_SECONDS + GRACE_SECONDS + 1.0
-BETWEEN_TICKS = 0.3  # they come each second
+BETWEEN_TICKS = 0.3  # they come every 2 s
 ELSEWHERE_WITHIN = LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4  # the server's count, its look every 2 s, and a start
 
 

@@ -8,8 +8,9 @@ the API; two hosts more are real agents, each with one job in its sandbox, and t
 
 ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is server time of a sync by the edge's own
 metric, over the measured seconds alone; ``start_p95`` goes from the moment that a decision carries to the arrival of its Desired at
-the agent. Memory is resident (RSS), the most that was seen, of the agent's process and of a shim while its job runs; beside it the
-proportional share (PSS). Errors are refused and lost connections and frames, answers of 500 and above, and tracebacks in logs.
+the agent. Memory is resident (RSS), the most that was seen, of the agent's process and of a shim while its job runs, with what its
+guard has for itself; beside it the proportional share (PSS) of both. Errors are refused and lost connections and frames, answers of
+500 and above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -68,20 +69,23 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 @dataclass
 class Memory:
-    """Most that was seen, in MiB."""
+    """Most that was seen, in MiB: what processes that come together hold, counting once what the later share with the first."""
 
     rss: float = 0.0
     pss: float = 0.0
 
-    def look(self, pid: int) -> None:
-        """Read a process's once; one that has ended is left out."""
+    def look(self, *pids: int) -> None:
+        """Read them once; where one has ended nothing is noted."""
         try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
         except OSError:
             return
-        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-        self.rss = max(self.rss, kib["Rss:"] / 1024)
-        self.pss = max(self.pss, kib["Pss:"] / 1024)
+        first, *later = [
+            {line.split()[0]: int(line.split()[1]) / 1024 for line in text.splitlines()[1:]} for text in texts
+        ]
+        own = sum(each["Private_Clean:"] + each["Private_Dirty:"] for each in later)
+        self.rss = max(self.rss, first["Rss:"] + own)
+        self.pss = max(self.pss, first["Pss:"] + sum(each["Pss:"] for each in later))
 
 
 @dataclass
@@ -300,8 +304,8 @@ class Fleet:
         while (left := ends - time.monotonic()) > 0:
             for process in self.real.values():
                 self.agent.look(process.pid)
-            for pid in self.shims():
-                self.shim.look(pid)
+            for shim, guard in self.shims():
+                self.shim.look(shim, guard)
             time.sleep(min(left, 1.0))
 
     def _end_light(self) -> tuple[dict[str, float], Counter[str], list[float]]:
@@ -341,13 +345,14 @@ class Fleet:
 
         return Host.objects.filter(lease_state="alive").count()
 
-    def shims(self) -> list[int]:
-        """The pid of each living shim of the real agents."""
+    def shims(self) -> list[tuple[int, int]]:
+        """The pids of each living shim of the real agents and of its guard."""
         found = []
         for place in self.folder.glob("agents/*/runs/*/shim.json"):
-            pid = int(json.loads(place.read_text())["pid"])
-            if Path(f"/proc/{pid}").exists():
-                found.append(pid)
+            told = json.loads(place.read_text())
+            pids = int(told["pid"]), int(told["guard"]["pid"])
+            if all(Path(f"/proc/{pid}").exists() for pid in pids):
+                found.append(pids)
         return found
 
     def metrics(self) -> str:

@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from scheduler import states
-from scheduler.core.model import SLOTS_PER_GPU, PoolKind, Priority
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR, SLOTS_PER_GPU, PoolKind, Priority
 from scheduler.isolation import Isolation
 
 
@@ -332,12 +332,12 @@ class Quota(models.Model):
     @property
     def gpu_hours(self) -> int | None:
         """What the guarantee is worth in a period; None without end."""
-        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // (SLOTS_PER_GPU * 3600)
+        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_OF_A_GPU_HOUR
 
     @property
     def gpu_hours_used(self) -> float:
         """In the period that was counted last."""
-        return self.hours_used / (SLOTS_PER_GPU * 3600)
+        return self.hours_used / SLOT_SECONDS_OF_A_GPU_HOUR
 
     class Meta:
         constraints = [
@@ -761,7 +761,7 @@ class BudgetGate(models.Model):
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE)
     project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE)
     action = models.CharField(max_length=16, choices=Action.choices)
-    numbers = models.JSONField(default=dict, help_text="limit, spent, currency")
+    numbers = models.JSONField(default=dict, help_text="measure, limit and spent, as the reason says them")
     closed_at = models.DateTimeField()
     until = models.DateTimeField(help_text="the end of the budget's period")
 

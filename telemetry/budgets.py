@@ -8,16 +8,16 @@ from decimal import Decimal
 from django.db import transaction
 from django.db.models import Sum
 
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.gates import close_budget_gate, open_budget_gate
-from telemetry.core.charging import CHARGED, SLOTS_PER_GPU
+from telemetry.core.charging import CHARGED
 from telemetry.core.money import MICRO, ZERO, rounded
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetMeasure, Charge
 from telemetry.months import bounds, month_of
 
 THRESHOLDS = (50, 80, 100)
 USED_UP = 100
-SLOT_SECONDS_OF_A_GPU_HOUR = SLOTS_PER_GPU * 3600
 FORECAST_AFTER = timedelta(days=3)  # the first days of a month say little about its end
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, F, Q, Sum
 
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from scheduler.models import Gpu, Pool, Quota
 from telemetry.core.charging import CHARGED, SLOTS_PER_GPU, asset_cost
 from telemetry.core.money import CENT, MICRO, ZERO, fit_parts, round_parts, rounded, split
@@ -41,7 +42,7 @@ from telemetry.months import bounds, month_of
 UNCHARGED = (Bucket.PREEMPTED, Bucket.HARDWARE_LOST)
 IDLE = (Bucket.UNALLOCATED,)
 OVERHEAD = (Bucket.UNHEALTHY, Bucket.MAINTENANCE)
-HOUR = Decimal(SLOTS_PER_GPU * 3600)
+HOUR = Decimal(SLOT_SECONDS_OF_A_GPU_HOUR)
 COLUMNS = (
     "month", "pool", "cost_centre", "team", "project", "workload_type", "model", "bucket",
     "gpu_hours", "covered_share", "used_share", "amount", "cost", "currency",

@@ -444,7 +444,7 @@ def size_text(name: str, size: int) -> str:
     """A size as its field holds it; empty for none."""
     if not size:
         return ""
-    text = f"{Decimal(size) / SIZES[name][1]:.3f}".rstrip("0").rstrip(".")
+    text = f"{Decimal(size) / SIZES[name][1]:.4f}".rstrip("0").rstrip(".")
     return f"{size / 10:.1f}" if name == "min_capability" else text
 
 

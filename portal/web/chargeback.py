@@ -23,7 +23,7 @@ from portal.services import money as verbs
 from portal.web.access import signed_in, viewer
 from portal.web.context import currency_of
 from portal.web.verb_form import VerbForm
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR, SLOTS_PER_GPU
 from telemetry import selectors, statements
 from telemetry.models import Charge
 from telemetry.months import bounds, month_of, next_month
@@ -107,7 +107,7 @@ def _lines(
     context = {
         "month": month,
         "page": page,
-        "rows": [{"line": line, "gpu_hours": line.slot_seconds / SLOTS_PER_GPU / 3600} for line in page],
+        "rows": [{"line": line, "gpu_hours": line.slot_seconds / SLOT_SECONDS_OF_A_GPU_HOUR} for line in page],
         "total": table.total,
         "path": _path(request, month, lines, where),
         "workload": reads.workload(viewer(request), where.get("workload")),

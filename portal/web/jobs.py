@@ -28,7 +28,7 @@ from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
 from portal.wording import ask_texts, expected_starts, reasons, work_states
 from scheduler import logs
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
@@ -313,7 +313,7 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
             f"{line['day']:%d %b %Y}",
             BUCKET_WORDS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
             gpu_model(line["model"]),
-            f"{line['slot_seconds'] / SLOTS_PER_GPU / 3600:,.2f}",
+            f"{line['slot_seconds'] / SLOT_SECONDS_OF_A_GPU_HOUR:,.2f}",
             money(rounded(Decimal(line["amount"])), currency),
         ]
         for line in lines

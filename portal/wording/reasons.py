@@ -81,7 +81,7 @@ REASONS: dict[str, Sentence] = {
         + ("Until then nothing new of it starts on them." if f.get("may_borrow") else "It may not borrow, so it waits for that.")
     ),
     "budget_closed": lambda f: (
-        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}. Finance can raise it."
+        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
     ),
     "dependency": lambda f: (
         f"It waits for {f.awaited()} to {_how_it_has_to_end(f)}"

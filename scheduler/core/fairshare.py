@@ -17,7 +17,7 @@ from scheduler.core.model import Pool, PoolKind, Quota, Running
 NO_LIMIT = 1 << 60
 
 Claim = tuple[int, str]  # (team, model)
-WITHIN, BELOW, BORROWING = 0, 1, 2  # what a start would be to its team's guarantee, in the order in which they go first
+CLAIMS = WITHIN, BELOW, BORROWING = 0, 1, 2  # what a start would be to its team's guarantee, in the order in which they go first
 
 
 def decayed(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:

@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 SLOTS_PER_GPU = 840  # divisible by 2..8: a GPU can be cut into that many equal parts
+SLOT_SECONDS_OF_A_GPU_HOUR = SLOTS_PER_GPU * 3600
 WHOLE = ""  # the profile of a whole GPU
 # A full disk is emptied in minutes: who it is promised to later than this, beyond notice and grace, need not fear it.
 FULL_DISK_SECONDS = 3600

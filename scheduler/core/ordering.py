@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from scheduler.core.fairshare import BELOW, BORROWING, WITHIN
+from scheduler.core.fairshare import BELOW, BORROWING, CLAIMS, WITHIN
 from scheduler.core.ground import Ground
 from scheduler.core.model import SLOTS_PER_GPU, Ask, Policy, Queued
 
@@ -32,7 +32,7 @@ LARGE_OLDEST_AFTER = 6 * 3600
 LARGE_UNITS = 8
 
 LANES = RESERVED, MADE, ORDINARY = 0, 1, 2  # inside a reservation, with room being made, everybody else
-BORROWS = ORDINARY * len(LANES) + BORROWING  # the first part of a borrower's key
+BORROWS = ORDINARY * len(CLAIMS) + BORROWING  # the first part of a borrower's key
 
 TeamKey = tuple[int, float, bool, int, int, int]
 LineKey = tuple[int, int, int]  # lane, team, and which of its lines there
@@ -337,12 +337,12 @@ class Turn:
     @property
     def lane(self) -> int:
         """0 inside a reservation, 1 with room being made, 2 everybody else."""
-        return self.key[0] // len(LANES)
+        return self.key[0] // len(CLAIMS)
 
     @property
     def claim(self) -> int:
         """0 within the guarantee, 1 of a team below its guarantee, 2 borrowing; 0 outside lane 2."""
-        return self.key[0] % len(LANES)
+        return self.key[0] % len(CLAIMS)
 
     @property
     def share(self) -> float:
@@ -445,7 +445,7 @@ class Line:
                     self.turns[queued.id] = Turn(self._turns, queued, key, not key[2], line)
                 yield queued
                 if self.comes_again:
-                    heapq.heappush(heap, ((lane * len(LANES) + BELOW, *key[1:]), line, queued, group))
+                    heapq.heappush(heap, ((lane * len(CLAIMS) + BELOW, *key[1:]), line, queued, group))
                 else:
                     self._push(heap, line)
 
@@ -464,7 +464,7 @@ class Line:
         claim = self._best_claim(queued) if lane == ORDINARY else 0
         share = self.shares.get(queued.team, 0.0) if claim == BORROWING else 0.0
         place = queued.submitted if aged else place_in_line(queued)
-        return lane * len(LANES) + claim, share, not aged, place, queued.team, queued.id
+        return lane * len(CLAIMS) + claim, share, not aged, place, queued.team, queued.id
 
     def _best_claim(self, queued: Queued) -> int:
         """Of all kinds that would do. Equals are answered once while their team holds the same."""
@@ -482,7 +482,7 @@ class Line:
     def may_take(self, queued: Queued, kind: int) -> bool:
         """Has it the turn for units of this kind? Who is guaranteed one model, and had rather have another that is beyond its
         guarantee, comes again when those have had their turn who are guaranteed that one, before all who only borrow."""
-        first = self._turn_key[0] == ORDINARY * len(LANES) + WITHIN
+        first = self._turn_key[0] == ORDINARY * len(CLAIMS) + WITHIN
         self.comes_again = first and self._claim_on(queued, kind) > WITHIN
         return not self.comes_again
 

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Sum
 
 from scheduler import locks, nudge, quota_hours
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Quota, Team
 
 
@@ -52,7 +52,7 @@ def change_quota(
         model=model,
         defaults={
             "guaranteed_slots": guaranteed_slots, "borrow_limit_slots": borrow_limit_slots, "updated_at": now,
-            "hours_slot_seconds": None if gpu_hours is None else gpu_hours * 3600 * SLOTS_PER_GPU, "hours_period": period,
+            "hours_slot_seconds": None if gpu_hours is None else gpu_hours * SLOT_SECONDS_OF_A_GPU_HOUR, "hours_period": period,
             "when_used_up": when_used_up, "hours_used_up": False, "hours_used": 0, "hours_until": None,
             "hours_counted_at": None,
         },

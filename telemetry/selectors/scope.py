@@ -11,10 +11,9 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db.models import Max, Min, Q, QuerySet
 
-from telemetry.core.charging import SLOTS_PER_GPU
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from telemetry.models import Charge, ChargedUntil, Rollup
 
-SLOT_HOUR = SLOTS_PER_GPU * 3600
 HELD = ("used", "preempted", "hardware_lost")
 
 # dimension -> (column of the group's key in SQL, column of its name); aliases as in ROLLUP_FROM
@@ -118,7 +117,7 @@ def freshness() -> Freshness:
 
 def gpu_hours(slot_seconds: float | Decimal | None) -> float:
     """GPU-hours of slot-seconds."""
-    return float(slot_seconds or 0) / SLOT_HOUR
+    return float(slot_seconds or 0) / SLOT_SECONDS_OF_A_GPU_HOUR
 
 
 def resolution_for(filters: Filters) -> int:

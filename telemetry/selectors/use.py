@@ -13,12 +13,13 @@ import numpy as np
 from django.db import connection
 from django.db.models import F, Sum
 
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from scheduler.models import Quota
 from telemetry.core.charging import PREEMPTED_CODES, SLOTS_PER_GPU
 from telemetry.core.money import CENT, MICRO, ZERO, round_parts, rounded, split
 from telemetry.models import Charge
 from telemetry.selectors.reads import MEASURES, Hold, Reads
-from telemetry.selectors.scope import DIMENSIONS, HELD, SLOT_HOUR, Filters, gpu_hours
+from telemetry.selectors.scope import DIMENSIONS, HELD, Filters, gpu_hours
 
 HOURS_PER_MONTH = Decimal(730)
 
@@ -248,7 +249,7 @@ def use_by(dimension: str, filters: Filters, reads: Reads | None = None) -> UseT
         row = measured.get(key, {})
         seconds = held.get(key, 0.0)
         mix_held, covered = row.get("held_seconds") or 0.0, row.get("covered_seconds")
-        hours = {measure: None if row.get(measure) is None else row[measure] / SLOT_HOUR for measure in MEASURES}
+        hours = {measure: None if row.get(measure) is None else row[measure] / SLOT_SECONDS_OF_A_GPU_HOUR for measure in MEASURES}
         groups.append(
             GroupUse(
                 key=key,
@@ -425,7 +426,7 @@ def _mean_price(filters: Filters) -> Decimal | None:
     """The price of a GPU-hour, weighted by what was held; of the rate card's newest when nothing was charged yet."""
     sums = filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
     if sums["seconds"]:
-        return Decimal(sums["amount"]) * SLOT_HOUR / Decimal(sums["seconds"])
+        return Decimal(sums["amount"]) * SLOT_SECONDS_OF_A_GPU_HOUR / Decimal(sums["seconds"])
     return None
 
 

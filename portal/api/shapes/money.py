@@ -9,7 +9,7 @@ from portal import policy
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, slug_field
 from portal.services.money import BUDGET_ACTIONS, BUDGET_MEASURES, IDLE_PAYERS
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
 from telemetry.models import Bucket, Charge, Price
 
 
@@ -61,7 +61,7 @@ class ChargeShape(Ser):
 
     def get_gpu_hours(self, charge: Charge) -> float:
         """Slot-seconds as GPU-hours."""
-        return round(charge.slot_seconds / SLOTS_PER_GPU / 3600, 6)
+        return round(charge.slot_seconds / SLOT_SECONDS_OF_A_GPU_HOUR, 6)
 
 
 class StatementShape(Ser):

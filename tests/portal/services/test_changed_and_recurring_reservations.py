@@ -265,7 +265,7 @@ def test_so_many_occurrences_and_no_more(world: World) -> None:
 
 def close_the_budget(world: World, until: datetime) -> None:
     services.close_budget_gate(
-        action="refuse_new", numbers={"spent": "5", "limit": "5", "currency": "EUR"}, until=until, now=world.now,
+        action="refuse_new", numbers={"spent": "5", "limit": "5"}, until=until, now=world.now,
         team=world.vision.team,
     )  # fmt: skip
 
