@@ -16,7 +16,7 @@ import redis
 from django.db.models import Max, Q
 
 from portal.notify import IDLE_NOTICE
-from scheduler import nudge
+from scheduler import nudge, wall_clock
 from scheduler import services as engine
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, Run, Workload, WorkloadKind
@@ -68,6 +68,7 @@ def judge(
 def cull(now: datetime) -> dict[str, int]:
     """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
     counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    clock_set_at = wall_clock.set_at()  # readings keep their times, so idleness is counted anew from there
     running = Run.objects.filter(
         state=RunState.RUNNING, rank=0, ready_at__isnull=False, workload__kind=WorkloadKind.NOTEBOOK,
         workload__state=WorkloadState.RUNNING, workload__simulated=False,
@@ -76,9 +77,8 @@ def cull(now: datetime) -> dict[str, int]:
         workload = run.workload
         limit = timedelta(seconds=workload.pool.idle_limit_seconds)
         activity = observe(run, now, limit)
-        verdict = judge(
-            activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=workload.keep_until, now=now
-        )
+        kept_until = max((at for at in (workload.keep_until, clock_set_at) if at is not None), default=None)
+        verdict = judge(activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=kept_until, now=now)
         _act(workload, verdict, now)
         counts[verdict] += 1
     return counts

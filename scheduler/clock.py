@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import DurationField, ExpressionWrapper, F, Max, Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
-from scheduler import commands, leases, locks, nudge, reconcile
+from scheduler import commands, leases, locks, nudge, reconcile, wall_clock
 from scheduler.core.reasons import Code
 from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload, WorkloadKind
 from scheduler.services.hosts import (
@@ -154,6 +154,8 @@ def _nobody_came(now: datetime) -> QuerySet[Reservation]:
     here = Q(bound_units__period__contains=now)
     unused = Reservation.objects.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True, end__gt=now)
     had = unused.annotate(limit=limit, since=Max(F("bound_units__period__startswith"), filter=here))
+    if (steady_since := wall_clock.set_at()) is not None:
+        had = had.filter(limit__lte=now - steady_since)
     return had.filter(start__lte=now - F("limit"), since__lte=now - F("limit")).order_by("pk")
 
 

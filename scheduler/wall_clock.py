@@ -17,11 +17,12 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F
 
 from scheduler import locks
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
 from scheduler.moment import SET, ClockWasSet, Moment, Read, at_hand, last_looked_at, read
+from scheduler.services.reservations import give_back_what_is_over
 from scheduler.states import RunState, WorkloadState
 
 T = TypeVar("T")
@@ -63,6 +64,12 @@ def look(moment: Moment) -> timedelta:
             return set_by if abs(set_by) >= SET else timedelta()
 
 
+def set_at() -> datetime | None:
+    """When the clock was last found to have been set. What is counted from readings or promises, which keep their times, is counted
+    anew from then on."""
+    return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
+
+
 @transaction.atomic
 def _replace(last: Moment, moment: Moment, set_by: timedelta) -> bool:
     """False when somebody else has looked meanwhile: they have moved what was to be moved."""
@@ -71,30 +78,31 @@ def _replace(last: Moment, moment: Moment, set_by: timedelta) -> bool:
         return False
     if abs(set_by) >= SET:
         log.warning("the clock was set by %.1f s: leases and limits go on as if it had not been", set_by.total_seconds())
-        _move(set_by, moment.wall)
+        ClockReading.objects.filter(pk=1).update(set_at=moment.wall)
+        _move(set_by)
+        give_back_what_is_over(moment.wall)
     return True
 
 
-def _move(by: timedelta, now: datetime) -> None:
-    """Of what others go on writing, only what was written before: after a step forward that is what is older than the step, after
-    one back what lies ahead of now. What stays behind there has been silent for longer than the step."""
+def _move(by: timedelta) -> None:
+    """All of it: nobody has written by the new time yet, since whoever writes looks first."""
     locks.leader()
     locks.hosts(Host.objects.values_list("pk", flat=True))
     locks.workload_states(Workload.objects.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
-    running = Run.objects.exclude(state=RunState.ENDED)
-    live = Workload.objects.exclude(state=WorkloadState.ENDED)
-    for rows, field in (
-        (Leader.objects.all(), "renewed_at"),
-        (Host.objects.all(), "last_sync_at"),
-        (Host.objects.all(), "agent_before_heard_at"),
-        (running, "missing_since"),
-        (running, "running_at"),
-        (Command.objects.filter(verb=Command.Verb.START, done_at__isnull=True), "created_at"),
-        (Diagnostic.objects.filter(ended_at__isnull=True), "created_at"),
-        (GeometryChange.objects.filter(ended_at__isnull=True), "told_at"),
+    for rows, fields in (
+        (Leader.objects.all(), ("renewed_at",)),
+        (Host.objects.all(), ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since")),
+        # Not placed_at: what it held begins there, and is charged from there on.
+        (
+            Run.objects.exclude(state=RunState.ENDED),
+            ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since"),
+        ),
+        (Command.objects.filter(done_at__isnull=True), ("created_at", "stop_at")),
+        (Diagnostic.objects.filter(ended_at__isnull=True), ("created_at", "started_at")),
+        (GeometryChange.objects.filter(ended_at__isnull=True), ("told_at",)),
+        (
+            Workload.objects.exclude(state=WorkloadState.ENDED),
+            ("gone_by", "not_before", "avoids_until", "idle_warned_at", "keep_until"),
+        ),
     ):
-        written_before = Q(**{f"{field}__lte": now - by}) if by > timedelta() else Q(**{f"{field}__gt": now})
-        rows.filter(written_before).update(**{field: F(field) + by})
-    Command.objects.filter(done_at__isnull=True, stop_at__isnull=False).update(stop_at=F("stop_at") + by)
-    for field in ("gone_by", "not_before", "avoids_until", "idle_warned_at", "keep_until"):
-        live.filter(**{f"{field}__isnull": False}).update(**{field: F(field) + by})
+        rows.update(**{field: F(field) + by for field in fields})  # nothing plus a time is nothing

@@ -317,10 +317,20 @@ def move_reservation(reservation: Reservation, *, now: datetime) -> bool:
 
 def _unbind(reservation: Reservation, now: datetime) -> None:
     for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
-        if bound.period.lower >= now:
-            bound.delete()
-        else:
-            BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, now))
+        _cut(bound, now)
+
+
+def _cut(bound: BoundUnit, now: datetime) -> None:
+    if bound.period.lower >= now:
+        bound.delete()
+    else:
+        BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, now))
+
+
+def give_back_what_is_over(now: datetime) -> None:
+    """Where the clock was ahead as reservations ended, and was set back, they would keep units until that time comes again."""
+    for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(reservation__state__in=PROMISED):
+        _cut(bound, now)
 
 
 def evicted_by_reservation(

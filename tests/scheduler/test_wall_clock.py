@@ -11,15 +11,40 @@ import pytest
 from django.db import transaction
 from django.test import Client
 
+from portal import idle
 from portal import tasks as portal_tasks
 from portal.edge import hosts
-from scheduler import agent_api, clock, diagnostics, engine, geometry, leadership, locks, services, tasks, wall_clock
-from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Gpu, Host, Workload
+from scheduler import (
+    agent_api,
+    attempts,
+    clock,
+    diagnostics,
+    engine,
+    geometry,
+    leadership,
+    locks,
+    services,
+    tasks,
+    wall_clock,
+)
+from scheduler.models import (
+    BoundUnit,
+    ClockReading,
+    Command,
+    Diagnostic,
+    GeometryChange,
+    Gpu,
+    Host,
+    Reservation,
+    Run,
+    Workload,
+)
 from scheduler.moment import ClockWasSet, Moment, at_hand, read
-from scheduler.states import GeometryState, LeaseState, WorkloadState
+from scheduler.states import GeometryState, LeaseState, ReservationState, WorkloadState
 from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_reservations import confirm
 from tests.world import World
 
 HOUR = dt.timedelta(hours=1)
@@ -50,13 +75,6 @@ def test_a_step_of_the_clock_ends_no_lease_and_prolongs_none(world: World, step:
     assert quiet == {"alpha": 42.0, "beta": 0.0, "gamma": 3.0, "delta": 3.0}
     clock.watch_hosts(later)
     assert Host.objects.get(name="gamma").lease_state == LeaseState.ALIVE
-
-
-def test_a_host_that_spoke_after_the_step_and_before_the_look_is_not_moved(world: World) -> None:
-    _look(world.now, 100.0)
-    _silence(world, "alpha", world.now + HOUR + SECOND)
-    _look(world.now + HOUR + 2 * SECOND, 102.0)
-    assert Host.objects.get(name="alpha").last_sync_at == world.now + HOUR + SECOND
 
 
 def test_a_dead_leader_is_followed_within_seconds_also_after_a_step_back(world: World) -> None:
@@ -302,3 +320,94 @@ def test_who_was_warned_of_idling_and_who_asked_to_be_kept_wait_no_longer_and_no
     _look(world.now, 100.0)
     _look(world.now + HOUR, 100.0)
     assert Workload.objects.values_list(*times).get(pk=workload.pk) == (world.now + HOUR + SECOND,) * 3
+
+
+def test_to_and_fro_leaves_every_time_that_is_counted_as_it_was(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    job(world, world.vision, 8, world.now)
+    engine.cycle("test", world.now)
+    agent.sync(world.now + SECOND)
+    agent.sync(world.now + SECOND)
+    counted = ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since")
+    before = Run.objects.values(*counted).get(), Host.objects.values("last_sync_at", "credential_expires_at").get(name="alpha")
+    assert before[0]["running_at"] is not None
+    later = world.now + dt.timedelta(minutes=3)
+    for number, ahead in enumerate((0, -60, 0, 3600, 0, -3600, 3600, 0)):
+        _look(later + (ahead + number) * SECOND, 100.0 + number)
+    assert Run.objects.values(*counted).get() == before[0]
+    assert Host.objects.values("last_sync_at", "credential_expires_at").get(name="alpha") == before[1]
+
+
+def test_a_step_forward_ends_no_credential(world: World) -> None:
+    agent = FakeAgent.of(world.hosts["alpha"])
+    expires = world.now + HOUR
+    Host.objects.filter(pk=agent.host.pk).update(credential_expires_at=expires)
+    _look(world.now, 100.0)
+    _look(world.now + 25 * HOUR, 100.0)
+    assert Host.objects.get(pk=agent.host.pk).credential_expires_at == expires + 25 * HOUR
+
+
+def active_reservation(world: World, hours: int = 4) -> tuple[Reservation, dt.datetime]:
+    """One that has just begun with all of a host, and when."""
+    for host in world.hosts.values():
+        FakeAgent.of(host)
+    start = world.now + 10 * SECOND
+    reservation = confirm(world, 8, start, start + hours * HOUR)
+    clock.reservation_clock(start)
+    engine.cycle("test", start)
+    reservation.refresh_from_db()
+    assert reservation.state == ReservationState.ACTIVE
+    return reservation, start
+
+
+def test_a_reservation_that_had_just_begun_is_not_released_by_a_step(world: World) -> None:
+    reservation, start = active_reservation(world)
+    _look(start + SECOND, 100.0)
+    ahead = start + HOUR + SECOND
+    _look(ahead, 100.0)
+    clock.reservation_clock(ahead)
+    reservation.refresh_from_db()
+    assert reservation.state == ReservationState.ACTIVE
+    clock.reservation_clock(ahead + dt.timedelta(seconds=world.shared.no_show_seconds))
+    reservation.refresh_from_db()
+    assert reservation.state == ReservationState.RELEASED
+
+
+def test_what_a_reservation_had_when_it_was_closed_in_a_time_to_come_is_free_after_the_step_back(world: World) -> None:
+    reservation, start = active_reservation(world)
+    _look(start + SECOND, 100.0)
+    ahead = start + HOUR + SECOND
+    _look(ahead, 100.0)
+    services.cancel_reservation(reservation, now=ahead)
+    back = start + 2 * SECOND
+    assert BoundUnit.objects.filter(period__endswith__gt=back).exists()
+    _look(back, 101.0)
+    assert not BoundUnit.objects.filter(period__endswith__gt=back).exists()
+
+
+def test_a_reservation_begins_on_units_whose_work_ended_in_a_time_to_come(world: World) -> None:
+    FakeAgent.of(world.hosts["alpha"])
+    workload = job(world, world.vision, 8, world.now)
+    engine.cycle("test", world.now)
+    run = Run.objects.get(workload=workload)
+    ahead = world.now + 3 * HOUR
+    attempts.end_run(run, outcome="finished", exit_code=0, at=ahead, now=ahead)
+    attempts.settle(Workload.objects.get(pk=workload.pk), ahead)
+    Host.objects.exclude(pk=run.host_id).update(admin_state="cordoned")
+    reservation, _ = active_reservation(world)
+    assert reservation.bound_units.count() == 8
+
+
+def test_idleness_is_counted_anew_from_a_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = job(world, world.vision, 8, world.now)
+    long_ago = world.now - 10 * HOUR
+    FakeAgent.of(world.hosts["alpha"])
+    engine.cycle("test", world.now)
+    Run.objects.filter(workload=workload).update(state="running", ready_at=long_ago)
+    Workload.objects.filter(pk=workload.pk).update(state="running", kind="notebook")
+    monkeypatch.setattr(idle, "observe", lambda run, now, limit: idle.Activity(0, long_ago, long_ago))
+    _look(world.now, 100.0)
+    _look(world.now + HOUR, 100.0)
+    at = world.now + HOUR + SECOND
+    assert idle.cull(at)["busy"] == 1
+    assert idle.cull(at + dt.timedelta(seconds=workload.pool.idle_limit_seconds))["warn"] == 1
