@@ -286,6 +286,27 @@ async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
     await meter.close()
 
 
+@pytest.mark.parametrize("next_question", ["events", "sample"])
+async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, next_question: str) -> None:
+    meter = NvmlMeter(deadline_seconds=0.3)
+    await meter.hardware()
+    await meter.events(100.0)
+    says.write_text("xid, events hang")
+    assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
+    says.unlink()
+    for _ in range(100):
+        if next_question == "sample" and (await meter.sample({}, 102.0))[0].utilisation is None:
+            await asyncio.sleep(0.05)
+            continue
+        found = await meter.events(103.0)
+        if found:
+            break
+        await asyncio.sleep(0.05)
+    assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")]
+    assert await meter.events(104.0) == []
+    await meter.close()
+
+
 async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = NvmlMeter(deadline_seconds=0.5)
     await meter.hardware()
