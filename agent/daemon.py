@@ -381,7 +381,7 @@ class Agent:
         pause = READ_AGAIN_SECONDS
         while True:
             await asyncio.sleep(pause)
-            if self._geometries.busy or not (self._hardware.unread or self._hardware.lost):
+            if self._geometries.busy or not self._hardware.unreadable:
                 pause = READ_AGAIN_SECONDS
                 continue
             pause = min(SELDOM_SECONDS, 2 * pause)
@@ -391,7 +391,11 @@ class Agent:
                 log.info("the GPUs still can't be read: %s", problem)
                 continue
             if hardware != self._hardware:
-                log.info("GPUs can be read again")
+                again = hardware.read_again_since(self._hardware)
+                if again:
+                    log.info("GPUs can be read again: %s", ", ".join(str(index) for index in again))
+                else:
+                    log.info("what is said of the GPUs has changed: %s", " ".join(hardware.notes))
                 self._geometries.know(hardware)
                 self._take_over(hardware)
 

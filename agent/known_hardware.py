@@ -44,14 +44,16 @@ class KnownHardware:
 def with_lost(read: Hardware, unread: Iterable[dict[str, Any]], known: Hardware | None) -> Hardware:
     """``read`` and beside it the GPUs that the driver counts and can't read, as they were last ``known``.
 
-    ``unread``: the index, PCI address ('' unknown) and what NVML says of each. One that was never known is only a note.
+    ``unread``: the index, PCI address ('' unknown) and what NVML says of each. One that was never known is a note and an index.
     """
     there = {gpu.uuid for gpu in read.gpus}
     missing = [gpu for gpu in known.gpus if gpu.uuid not in there] if known is not None else []
     gpus, lost, notes, devices = list(read.gpus), {}, list(read.notes), dict(read.devices)
+    never_known = []
     for each in sorted(unread, key=lambda each: each["index"]):
         gpu = _same(each, missing)
         if gpu is None or known is None:
+            never_known.append(each["index"])
             notes.append(f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known.")
             continue
         missing.remove(gpu)
@@ -61,7 +63,7 @@ def with_lost(read: Hardware, unread: Iterable[dict[str, Any]], known: Hardware 
         uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
         devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
     gpus.sort(key=lambda gpu: gpu.index)
-    return dataclasses.replace(read, gpus=gpus, lost=lost, notes=notes, devices=devices)
+    return dataclasses.replace(read, gpus=gpus, lost=lost, notes=notes, devices=devices, never_known=never_known)
 
 
 def _same(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:

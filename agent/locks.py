@@ -37,11 +37,12 @@ class Claim:
 
 
 class Busy(Exception):
-    """Somebody still holds one of the slots; ``claim`` says which."""
+    """Somebody still holds one of the slots; ``claim`` says which, ``path`` by which of its lock files."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, path: Path) -> None:
         super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
         self.claim = claim
+        self.path = path
 
 
 class HeldLocks:
@@ -73,14 +74,13 @@ def take(folder: Path, claims: list[Claim]) -> HeldLocks:
     return held
 
 
-def have_open(folder: Path, claim: Claim) -> list[int]:
-    """Pids of the processes, but this one, that have a lock file of the claim's GPU open. Reads all of /proc: takes long."""
-    start = str(folder / _name(claim.gpu))
+def have_open(path: Path) -> list[int]:
+    """Pids of the processes, but this one, that have this lock file open. Reads all of /proc: takes long."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
             links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
-            if int(pid) != os.getpid() and any(link == start or link.startswith(f"{start}.") for link in links):
+            if int(pid) != os.getpid() and str(path) in links:
                 found.append(int(pid))
     return found
 
@@ -92,7 +92,7 @@ def _lock(held: HeldLocks, path: Path, kind: int, claim: Claim) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Busy(claim) from None
+        raise Busy(claim, path) from None
 
 
 def _name(gpu: str) -> str:

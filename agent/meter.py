@@ -23,6 +23,18 @@ class Hardware:
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model: what it can be split into
     lost: dict[str, str] = field(default_factory=dict)  # by uuid: why a GPU can't be read; it is here as it was last known
     unread: str = ""  # why none of it could be read: all of it is as it was last known
+    never_known: list[int] = field(default_factory=list)  # indices of GPUs that can't be read and never could be: only notes tell
+
+    @property
+    def unreadable(self) -> frozenset[str | int]:
+        """What can't be read of it: uuids, and the indices of those that were never known."""
+        known = {gpu.uuid for gpu in self.gpus} if self.unread else self.lost.keys()
+        return frozenset([*known, *self.never_known])
+
+    def read_again_since(self, before: Hardware) -> list[int]:
+        """Indices of the GPUs that can be read now and could not be ``before``."""
+        read = [gpu for gpu in self.gpus if gpu.uuid not in self.unreadable]
+        return [gpu.index for gpu in read if before.unreadable & {gpu.uuid, gpu.index}]
 
 
 @dataclass(frozen=True)

@@ -536,6 +536,7 @@ class Reader:
         self.gpus: list[Gpu] = []
         self.unread: dict[int, str] = {}  # by index: why a GPU that the driver counts can't be read
         self.unwatched: list[int] = []
+        self._asked_to_watch: set[int] = set()  # by index
         self.events_set = maybe(pynvml.nvmlEventSetCreate)
         for index in range(pynvml.nvmlDeviceGetCount()):
             self._open(index)
@@ -549,8 +550,14 @@ class Reader:
             return
         self.unread.pop(index, None)
         self.gpus = sorted([*self.gpus, gpu], key=lambda each: each.index)
-        if not self._watch(gpu):
-            self.unwatched.append(index)
+        if index not in self._asked_to_watch:  # asked a second time the driver might queue each event twice
+            self._asked_to_watch.add(index)
+            if not self._watch(gpu):
+                self.unwatched.append(index)
+
+    def _open_unread(self) -> None:
+        for index in sorted(self.unread):
+            self._open(index)
 
     def _watch(self, gpu: Gpu) -> bool:
         """Have the driver queue what happens to this GPU; False where it can't."""
@@ -566,8 +573,7 @@ class Reader:
 
     def hardware(self) -> dict[str, Any]:
         """The inventory. GPUs that could not be read are looked at once more."""
-        for index in sorted(self.unread):
-            self._open(index)
+        self._open_unread()
         notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
         notes += [
             f"GPU {gpu.index} is in MIG mode and has no instances."
@@ -635,16 +641,21 @@ class Reader:
         return {index: numbers[group] for index, group in of.items()}
 
     def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Split a GPU otherwise; its instances, and what may have changed with a reset, are read anew, whatever came of it."""
+        """Split a GPU otherwise; its instances, and what may have changed with a reset, are read anew, whatever came of it. A GPU
+        that can't be read then is one of the unread: its old instances may be gone."""
         locks_folder, uuid, parts, before = mig.from_json(about)
-        place = next((place for place, gpu in enumerate(self.gpus) if gpu.uuid == uuid), None)
-        if place is None:
+        self._open_unread()
+        gpu = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+        if gpu is None and self.unread:  # it may be one of these, and changed when this was asked before
+            whys = "; ".join(f"GPU {index}: {why}" for index, why in sorted(self.unread.items()))
+            return asdict(mig.Outcome("unsure", f"it can't be read ({whys})"))
+        if gpu is None:
             return asdict(mig.Outcome("failed", "this host does not have that GPU"))
-        gpu = self.gpus[place]
         try:
             outcome = mig.under_lock(locks_folder, uuid, MigBoard(gpu), parts, before)
         finally:
-            self.gpus[place] = maybe(Gpu, gpu.index) or gpu
+            self.gpus.remove(gpu)
+            self._open(gpu.index)
         return None if outcome is None else asdict(outcome)
 
     def conditions(self) -> dict[str, dict[str, Any]]:

@@ -50,7 +50,9 @@ class NvmlMeter:
         self._answers: asyncio.StreamReader | None = None
         self._number = 0
         self._overdue = 0  # the question whose answer did not come
-        self._asked_at = 0.0  # the last question, by the clock of time.monotonic
+        self._asked = ""  # the last question
+        self._asked_at = 0.0  # by the clock of time.monotonic
+        self._late_events: list[dict[str, Any]] = []  # of answers that came when nobody waited for them any more
         self._asking = asyncio.Lock()
         self._gpus: list[GpuSeen] = []
         self._gpu_of: dict[str, str] = {}  # by unit
@@ -166,16 +168,23 @@ class NvmlMeter:
     async def events(self, now: float) -> list[HardwareEvent]:
         if self._reshaping:
             return []  # the driver keeps them until it is asked
+        answer: list[dict[str, Any]] = []
+        problem = ""
         try:
-            found = await self._named(await self._ask("events", self._deadline), now)
-        except NoAnswer as problem:
-            return self._silence(str(problem), now)
+            answer = await self._ask("events", self._deadline)
+        except NoAnswer as error:
+            problem = str(error)
+        # The driver tells each event once: what an overdue answer brought is told also where this one does not come.
+        late, self._late_events = self._late_events, []
+        found = await self._named([*late, *answer], now)
+        if problem:
+            return found + self._silence(problem, now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
             return found  # told before more is asked: a GPU that has just failed may not answer
         try:
             found += await self._changed_conditions(now)
-        except NoAnswer as problem:
-            return found + self._silence(str(problem), now)
+        except NoAnswer as error:
+            return found + self._silence(str(error), now)
         return found
 
     async def conditions(self) -> dict[str, conditions.Condition]:
@@ -248,12 +257,14 @@ class NvmlMeter:
                     raise NoAnswer("the NVML process ended before its first answer")
                 await self._start()
             if self._overdue:
-                await self._read_until(self._overdue, 0.01)
+                late = await self._read_until(self._overdue, 0.01)
+                if self._asked == "events":  # nothing was asked since
+                    self._late_events += late
             assert self._process is not None and self._process.stdin is not None and self._answers is not None
             if self._answers.at_eof():
                 raise NoAnswer("the NVML process has nothing more to say and does not end")
             self._number += 1
-            self._asked_at = time.monotonic()
+            self._asked, self._asked_at = what, time.monotonic()
             try:
                 self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
                 self._process.stdin.flush()

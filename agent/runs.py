@@ -315,15 +315,17 @@ class Runs:
         now = boottime()
         if now - max(entry.since, entry.asked_at) > UNEXPLAINED_SECONDS:
             entry.asked_at = now
-            entry.held_by = await self._unexplained(busy.claim)
+            entry.held_by = await self._unexplained(busy)
 
-    async def _unexplained(self, claim: Claim) -> str:
+    async def _unexplained(self, busy: locks.Busy) -> str:
         """Who holds a lock that no run with these slots accounts for, in words to follow others; '' where one does. Without a
-        sandbox a workload can take a lock itself: its run is stopped."""
+        sandbox a workload can take a lock itself: its run is stopped. Looked for by the very file that was locked: a run on
+        another slice of the GPU has that of the GPU open by right."""
+        claim = busy.claim
         held = (self._claims.get(unit) for unit in self.holders())
         if any(other is not None and other.overlaps(claim) for other in held):
             return ""
-        pids, everything = await self.through(lambda: (locks.have_open(self.locks_folder, claim), processes.scan()))
+        pids, everything = await self.through(lambda: (locks.have_open(busy.path), processes.scan()))
         said = ""
         for pid in pids:
             run = self._run_of(pid, everything)

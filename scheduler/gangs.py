@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -65,25 +65,24 @@ SOON_AFTER = timedelta(minutes=1)  # an event and the end that it brought are to
 LOST_FIRST = (Code.GPU_ERROR, Code.HOST_LOST, Code.LEASE_LOST)
 
 
-def why(runs: Sequence[Run]) -> Run:
-    """Which of the ended runs of one attempt says why it ended. Of a gang that is the one that lost its host or a GPU: the others
+def why(attempts: Collection[Sequence[Run]]) -> list[Run]:
+    """Of each attempt, which of its ended runs says why it ended. Of a gang that is the one that lost its host or a GPU: the others
     may have failed of that, and before it was known. Else the first that went without having been told; and one that has saved only
-    where no other says more, for the gang has saved when all its members have."""
-    if len(runs) == 1:
-        return runs[0]
-    lost = lost_a_gpu(runs)
-    told = commands.was_told_to_stop(runs)
+    where no other says more, for the gang has saved when all its members have. Two queries at most, none for work on one host."""
+    several = [run for runs in attempts if len(runs) > 1 for run in runs]
+    lost = lost_a_gpu(several)
+    told = commands.was_told_to_stop(several)
     last = datetime.max.replace(tzinfo=UTC)
 
     def order(run: Run) -> tuple[bool, bool, bool, datetime, int]:
         by_loss = run.pk in lost or run.outcome in LOST_FIRST
         return not by_loss, run.outcome == Code.CHECKPOINTED, run.pk in told, run.ended_at or last, run.rank
 
-    return min(runs, key=order)
+    return [min(runs, key=order) for runs in attempts]
 
 
 def lost_a_gpu(runs: Sequence[Run]) -> set[int]:
-    """Those of which a GPU was taken out while they held it, or as they ended. One query."""
+    """Those of which a GPU was taken out while they held it, or as they ended. One query where there are any."""
     held = Q(run__ended_at__isnull=True) | Q(unit__gpu__state_changes__at__lte=F("run__ended_at") + SOON_AFTER)
     out = Allocation.objects.filter(
         held, run__in=runs,

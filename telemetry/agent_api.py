@@ -83,7 +83,7 @@ def accept_health(host_id: int, health: Health, now: datetime) -> bool:
 
 def gpu_faults(runs: Iterable[RunSeen]) -> frozenset[str]:
     """Which codes that these runs' GPUs told take a GPU or its host out of use, by the table of hardware events, and are no
-    program's doing. One query where any was told."""
+    program's doing; whatever the number at which the rule acts, for a program fails of the first. One query where any was told."""
     codes = {code for run in runs for code in run.gpu_events[:MOST_CODES] if code.isprintable()}
     if not codes:
         return frozenset()

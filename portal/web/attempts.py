@@ -12,14 +12,17 @@ from portal.selectors.work import Piece
 from portal.templatetags.gpupool import duration
 from portal.web import home_cards
 from portal.wording import expected_starts, reasons, work_states
-from scheduler import gangs
-from scheduler.core.reasons import Code
+from scheduler.attempts import how_ended
 from scheduler.models import Run, Workload
 
 
 def rows(piece: Piece, user: User) -> list[dict[str, Any]]:
     """Each attempt, the latest first: where, when, how it ended and why it was told to leave."""
-    return [_row(found, piece, user) for found in work.attempts(piece.workload)]
+    attempts: list[dict[str, Any]] = work.attempts(piece.workload)
+    ended = {found["number"]: [run for run in found["runs"] if run.outcome and run.ended_at is not None] for found in attempts}
+    some = {number: runs for number, runs in ended.items() if runs}
+    how = dict(zip(some, how_ended(some.values()), strict=True))
+    return [_row(found, how.get(found["number"]), piece, user) for found in attempts]
 
 
 def decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
@@ -44,23 +47,14 @@ def decisions(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
-def _how_it_ended(runs: list[Run]) -> tuple[str, int | None]:
-    """Outcome and exit code of an attempt: of a gang, of the member that lost its host or a GPU, else of the first that failed."""
-    ended = [run for run in runs if run.outcome and run.ended_at is not None]
-    followed = (Code.CANCELLED, Code.CHECKPOINTED)
-    ended.sort(key=lambda run: (run.outcome not in gangs.LOST_FIRST, run.outcome == Code.FINISHED, run.outcome in followed,
-                                run.ended_at, run.rank))  # fmt: skip
-    return (str(ended[0].outcome), ended[0].exit_code) if ended else ("", None)
-
-
-def _row(found: dict[str, Any], piece: Piece, user: User) -> dict[str, Any]:
+def _row(found: dict[str, Any], how: tuple[Run, str] | None, piece: Piece, user: User) -> dict[str, Any]:
+    """``how`` it ended; None before any of it has."""
     runs: list[Run] = found["runs"]
     first = runs[0]
-    outcome, exit_code = _how_it_ended(runs)
-    numbers: dict[str, Any] = {"exit_code": exit_code, "ran": True}
-    told = next((run.gpu_events for run in runs if run.gpu_events), None)
-    if told is not None:
-        outcome, numbers = str(Code.GPU_ERROR), numbers | {"event": ", ".join(told)}
+    told, outcome = how or (None, "")
+    numbers: dict[str, Any] = {"exit_code": told.exit_code if told is not None else None, "ran": True}
+    if told is not None and told.gpu_events:
+        numbers["event"] = ", ".join(told.gpu_events)
     if piece.stop is not None and found["number"] == piece.workload.attempt:
         numbers |= home_cards.who_stopped(piece, user)
     move: Move | None = found["move"]

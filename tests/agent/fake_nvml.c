@@ -1,6 +1,6 @@
 /* A library in NVML's place for machines without a GPU: two boards, the second split in two on demand. What goes wrong is said
- * by words in the file that FAKE_NVML names: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid", "mig", "pid N",
- * "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N", "no links"; of another geometry of the
+ * by words in the file that FAKE_NVML names: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid", "events hang",
+ * "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N", "no links"; of another geometry of the
  * second board: "reshape hangs", "reshape in use", "reshape needs a reset", "reshape not permitted", "room for N". Figures and layouts follow nvml.h. */
 
 #include <stdio.h>
@@ -105,6 +105,7 @@ typedef struct { device *gpu; u64 kind, data; u32 gi, ci; } event;
 int nvmlEventSetWait_v2(void *set, event *found, u32 milliseconds) {
     (void)set; (void)milliseconds;
     if (!says("xid")) return TIMEOUT;
+    while (says("events hang")) usleep(20000);  /* the event is out of the queue by now */
     unlink(getenv("FAKE_NVML"));
     *found = (event){&boards[0], 8, 79, 0, 0};
     return OK;

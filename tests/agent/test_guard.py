@@ -140,6 +140,29 @@ async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agen
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
+async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(edge: FakeEdge, agent: AgentProcess) -> None:
+    _, first, second = agent.units
+    await edge.want(job("sleep 300", generation=1, units=[first]))
+    await edge.want(job("true", generation=2, units=[second]))
+    await edge.until_state("run-1", "running")
+    await edge.until_state("run-2", "ended")
+    (lock,) = (path for path in (agent.state / "locks").iterdir() if path.name.endswith(".360-720"))
+    other = subprocess.Popen(["flock", "-x", str(lock), "sleep", "300"])
+    try:
+        await edge.until(lambda: bool(processes.below(processes.scan(), other.pid)))
+        await edge.want(job("true", generation=3, units=[second]))
+        await edge.until(lambda: (seen := edge.seen("run-3")) and "holds its lock" in seen.step)
+        told = edge.seen("run-3")
+        assert told is not None and f"process {other.pid} (flock) holds its lock" in told.step
+    finally:
+        for each in [*processes.below(processes.scan(), other.pid), processes.look(other.pid)]:
+            if each is not None:
+                end(each)
+        other.wait()
+    assert (await edge.until_state("run-3", "ended")).outcome == "finished"
+    assert (await edge.until_state("run-1", "running")).outcome == ""
+
+
 @pytest.mark.sandbox
 async def test_a_sandbox_whose_shim_and_agent_were_killed_frees_its_gpu_when_it_is_gone(
     edge: FakeEdge, make_agent: MakeAgent

@@ -168,6 +168,25 @@ async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(say
     await meter.close()
 
 
+async def test_a_gpu_that_can_not_be_read_after_it_was_split_is_lost_and_its_old_units_do_not_stay(
+    says: Path, tmp_path: Path
+) -> None:
+    meter = NvmlMeter()
+    notes = (await meter.hardware()).notes
+    says.write_text("gone 1")
+    assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
+    lost = await meter.hardware()
+    assert set(lost.lost) == {"GPU-fake-1"} and "GPU 1 can't be read" in lost.notes[-1]
+    assert "GPU-fake-1" not in {row.unit for row in await meter.sample({}, 100.0)}
+    again = await reshaped(meter, tmp_path, HALVES)
+    assert (again.state, again.detail) == ("unsure", "it can't be read (GPU 1: GPU is lost)")
+    says.unlink()
+    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", "it is looked at before it is called unread"
+    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
+    assert (await meter.hardware()).notes == notes, "its events are asked for once"
+    await meter.close()
+
+
 async def test_a_gpu_without_mig_says_so(says: Path, tmp_path: Path) -> None:
     meter = NvmlMeter()
     await meter.hardware()
@@ -264,6 +283,27 @@ async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
     assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")] * 2
     assert found[0].event_id != found[1].event_id
     assert await meter.events(100.0) == []
+    await meter.close()
+
+
+@pytest.mark.parametrize("next_question", ["events", "sample"])
+async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, next_question: str) -> None:
+    meter = NvmlMeter(deadline_seconds=0.3)
+    await meter.hardware()
+    await meter.events(100.0)
+    says.write_text("xid, events hang")
+    assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
+    says.unlink()
+    for _ in range(100):
+        if next_question == "sample" and (await meter.sample({}, 102.0))[0].utilisation is None:
+            await asyncio.sleep(0.05)
+            continue
+        found = await meter.events(103.0)
+        if found:
+            break
+        await asyncio.sleep(0.05)
+    assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")]
+    assert await meter.events(104.0) == []
     await meter.close()
 
 

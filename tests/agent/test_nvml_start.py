@@ -100,6 +100,19 @@ async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_no
     assert "NOTHING STARTS" not in notes(edge)
 
 
+async def test_a_gpu_that_was_never_known_is_used_as_soon_as_it_can_be_read(
+    edge: FakeEdge, make_agent: MakeAgent, says: Path
+) -> None:
+    says.write_text("gone 1")
+    await make_agent(*REAL)
+    assert "never known" in notes(edge) and [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0]
+    says.unlink()
+    await edge.until(lambda: [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0, 1], 60.0)
+    assert "never known" not in notes(edge)
+    await edge.want(job("exec sleep 300", units=["GPU-fake-1"]))
+    await edge.until_state("run-1", "running")
+
+
 @pytest.mark.parametrize(("words", "said"), [("init fails", "no GPU can be read here"), ("gone 0", "")])
 def test_without_an_inventory_of_before_an_agent_says_what_is_wrong_and_one_gpu_is_enough_to_start(
     says: Path, words: str, said: str
@@ -195,8 +208,21 @@ def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> N
     assert [each.uuid for each in by_index.gpus] == ["A", "B"] and set(by_index.lost) == {"A"}
     strange = with_lost(Hardware([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
     assert [each.uuid for each in strange.gpus] == ["A"] and strange.lost == {} and "never known" in strange.notes[0]
+    assert strange.never_known == [1] and by_bus.never_known == []
     gone = with_lost(Hardware([gpu(0, "A")]), [], known)
     assert [each.uuid for each in gone.gpus] == ["A"], "one that the driver does not count is not here any more"
+
+
+def test_a_gpu_is_read_again_when_it_could_not_be_read_and_can_now() -> None:
+    both = Hardware([gpu(0, "A"), gpu(1, "B")])
+    lost = dataclasses.replace(both, lost={"B": "GPU is lost"})
+    strange = Hardware([gpu(0, "A")], never_known=[1])
+    silent = dataclasses.replace(both, unread="no driver")
+    assert [each.unreadable for each in (both, lost, strange, silent)] == [set(), {"B"}, {1}, {"A", "B"}]
+    assert both.read_again_since(lost) == both.read_again_since(strange) == [1]
+    assert both.read_again_since(silent) == [0, 1] and lost.read_again_since(silent) == [0]
+    assert dataclasses.replace(lost, lost={"B": "another reason"}).read_again_since(lost) == []
+    assert strange.read_again_since(lost) == [], "one that the driver does not count any more is not read"
 
 
 def test_what_was_kept_of_the_hardware_is_read_whole_or_not_at_all(tmp_path: Path) -> None:

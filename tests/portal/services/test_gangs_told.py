@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from portal import notify
 from portal.models import Notification
 from portal.selectors.work import Piece
 from portal.web import attempts
 from scheduler import services
-from scheduler.models import Gpu
+from scheduler.models import Decision, Gpu, Run
 from tests.scheduler.test_gangs import all_go, running_gang
 from tests.world import World
 
@@ -50,3 +53,45 @@ def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) ->
     all_go(workload, agents[:2], at)
     (row,) = attempts.rows(Piece(workload), world.vision.member)
     assert "exit code 7" in row["why"]
+
+
+def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_after_another_member_had_failed(world: World) -> None:
+    workload, agents = running_gang(world, 3)
+    at = world.now + 60 * SECOND
+    agents[0].end(agents[0].running[0], at, outcome="failed", exit_code=1)
+    agents[0].sync(at)
+    assert services.quarantine_gpu(Gpu.objects.get(host=agents[2].host, index=0), reason="xid:79", now=at + SECOND)
+    all_go(workload, agents[1:], at + SECOND)
+    decided = Decision.objects.get(workload=workload, kind="restarted")
+    assert (decided.code, decided.numbers["host"]) == ("gpu_error", agents[2].host.name)
+    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    assert row["word"] == "GPU error" and "exit code" not in row["why"]
+
+
+def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its_host_before(world: World) -> None:
+    workload, agents = running_gang(world, 2)
+    at = world.now + 60 * SECOND
+    for agent in agents:
+        agent.end(agent.running[0], at, outcome="failed", exit_code=1)
+        agent.sync(at)
+    Run.objects.filter(rank=0).update(outcome="host_lost", ended_at=at)
+    Run.objects.filter(rank=1).update(outcome="gpu_error", ended_at=at + SECOND, gpu_events=["xid:79"])
+    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    assert row["word"] == "Host lost" and "xid:79" not in row["why"]
+
+
+def test_its_page_asks_as_much_for_many_attempts_as_for_one(world: World) -> None:
+    workload, agents = running_gang(world, 2)
+    at = world.now + 60 * SECOND
+    for agent in agents:
+        agent.end(agent.running[0], at, outcome="failed", exit_code=1)
+        agent.sync(at)
+    asked = []
+    for attempt in (2, 3, 4):
+        with CaptureQueriesContext(connection) as queries:
+            assert len(attempts.rows(Piece(workload), world.vision.member)) == attempt - 1
+        asked.append(len(queries))
+        for run in Run.objects.filter(workload=workload, attempt=1):
+            run.pk, run.public_id, run.attempt, run.generation = None, uuid.uuid4(), attempt, run.generation + 100 * attempt
+            run.save()
+    assert len(set(asked)) == 1, asked
