@@ -168,20 +168,30 @@ def first_windows(
 ) -> tuple[Window, ...]:
     """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
 
-    A window that does not fit begins to fit only when something promised ends, or when a disk that is full counts as
-    emptied: besides the first moment these are the only ones to try, and so the first minute is found.
+    Besides the first moment only those are tried at which a window that does not fit may begin to: so the first minute is
+    found.
     """
     first, last = limits
-    ends = {s.end for s in promises.stretches() if first < s.end <= last}
-    if has_full_disks(promises.board) and first < full_disks_pass_at(promises.board) <= last:
-        ends.add(full_disks_pass_at(promises.board))
+    moments = {at for at in _may_begin_to_fit(promises, whose) if first < at <= last}
     found: list[Window] = []
-    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
+    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *moments}}):
         if at > last or len(found) == WINDOWS_SHOWN:
             break
         if not _judge(promises, ask, whose, at, at + length)[0]:
             found.append(Window(at, at + length))
     return tuple(found)
+
+
+def _may_begin_to_fit(promises: Promises, whose: Claimant) -> set[int]:
+    """The moments from which on less may be in a window's way: something promised ends, a disk that is full counts as emptied, or
+    the GPU-hours of the team's guarantee are counted anew. A window that begins later meets no less of what is to come."""
+    board = promises.board
+    moments = {stretch.end for stretch in promises.stretches()}
+    moments |= {r.end for r in board.reservations}  # one that can't be kept has no stretch, and counts against its owner's cap
+    if has_full_disks(board):
+        moments.add(full_disks_pass_at(board))
+    used_up = (quota for (team, _), quota in board.ledger.used_up.items() if team == whose.team)
+    return moments | {quota.used_up_until for quota in used_up if quota.used_up_until is not None}
 
 
 def free_windows(

@@ -30,7 +30,14 @@ from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.timeline import Promises
 from scheduler.core.verify import window_violations
-from scheduler.core.windows import extension_answer, free_units, longer_answer, window_answer, window_answers
+from scheduler.core.windows import (
+    extension_answer,
+    free_units,
+    free_windows,
+    longer_answer,
+    window_answer,
+    window_answers,
+)
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
 RED, BLUE = 1, 2
@@ -416,6 +423,22 @@ def test_what_a_team_may_borrow_again_in_the_next_period_counts_from_then_on() -
     assert asked(free, Ask(6), NOW + 2 * HOUR, NOW + 4 * HOUR).fits
 
 
+def test_a_window_is_found_at_the_moment_from_which_the_teams_gpu_hours_count_anew() -> None:
+    """Nothing that is promised ends then, or at all."""
+    own = replace(pool_of(1), quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), Quota(BLUE, 1, "H100", 0)))
+    answer = asked(own, Ask(4))
+    assert (answer.code, answer.first_windows) == (Code.OVER_QUOTA, (Window(NOW + 2 * HOUR, NOW + 4 * HOUR),))
+    assert free_windows(own, Ask(4), RED, 1, HOUR, NOW, NOW, 9 * HOUR) == (Window(NOW + 2 * HOUR, NOW + 3 * HOUR),)
+    assert free_windows(own, Ask(4), RED, 1, HOUR, NOW, NOW, HOUR) == (), "not within the horizon"
+
+
+def test_who_would_stay_longer_is_told_from_when_on_its_teams_gpu_hours_count_anew() -> None:
+    until = NOW + 5 * HOUR
+    none_left = (replace(used_up(RED, until, 4), borrow_limit=0), Quota(BLUE, 1, "H100", 0))
+    answer = longer(replace(begun(), quotas=none_left))
+    assert (answer.code, answer.first_windows) == (Code.OVER_QUOTA, (Window(until, until + 2 * HOUR),))
+
+
 def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None:
     capped = replace(pool_of(2), pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),))
     assert asked(capped, Ask(4), user=7).fits
@@ -426,3 +449,14 @@ def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None
     assert dict(answer.numbers) == {"at": NOW + 2 * HOUR, "cap": 4 * GPU, "held": 2 * GPU, "need": 3 * GPU}
     assert asked(mine, Ask(3), user=8).fits
     assert asked(mine, Ask(3), user=7, exclude_reservation=1).fits
+
+
+def test_a_window_is_found_after_a_reservation_of_the_same_person_that_can_not_be_kept_at_present() -> None:
+    """It has no units, and counts against what one person may hold all the same."""
+    serviced = (Maintenance(1, NOW + HOUR, NOW + 90 * 60),)
+    unkept = pool_of(
+        1, pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),), maintenance=serviced,
+        reservations=(booked(1, 4, NOW + HOUR, NOW + 4 * HOUR, team=RED, user=7),),
+    )  # fmt: skip
+    answer = asked(unkept, Ask(4), NOW + 2 * HOUR, NOW + 4 * HOUR, user=7)
+    assert (answer.code, answer.first_windows) == (Code.OVER_USER_CAP, (Window(NOW + 4 * HOUR, NOW + 6 * HOUR),))
