@@ -60,7 +60,8 @@ def _count(key: str, milliseconds: int) -> int:
 
 
 def kept(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks."""
+    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks,
+    where they are no part of the question."""
     key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // KEPT_SECONDS)))
     known: tuple[Answer] | None = recalled(key)
     if known is None:

@@ -7,11 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
 from scheduler import one_answer, open_hosts, snapshot
 from scheduler.core import explain, model, windows
 from scheduler.core.ordering import Part, Turn
+from scheduler.core.timeline import Claimant
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
 from scheduler.states import RepairState, ReservationState
 
@@ -126,17 +128,19 @@ def _last_said(workload: Workload) -> model.Refusal | None:
 
 
 def reservable(
-    workload: Workload, *, length: timedelta, earliest: datetime, now: datetime
+    workload: Workload, *, owner: Person, length: timedelta, earliest: datetime, now: datetime
 ) -> list[tuple[datetime, datetime]]:
-    """Another time: the first windows, from ``earliest`` on, in which a reservation of what a waiting workload asks for would
-    fit within what its team is guaranteed. None for what waits for something else than GPUs, or inside a reservation. Its pool
-    is loaded."""
+    """Another time: the first windows, from ``earliest`` on, in which ``owner`` could reserve what a waiting workload asks for:
+    by the rule of ``services.check_window``. None for what waits for something else than GPUs, such as a budget that refuses new
+    work, or inside a reservation. Its pool is loaded."""
     taken = one_answer.take([workload.pool_id], now)
     queued = next((q for q in taken.queued if q.id == workload.pk), None)
     if queued is None or queued.reservation is not None or queued.gate:
         return []
     at, first, horizon = snapshot.seconds(now), snapshot.seconds(earliest), workload.pool.reservation_horizon_seconds
-    found = explain.reservable(taken, queued, at, int(length.total_seconds()), first, horizon)
+    budget = snapshot.budget_of(snapshot.closed_gates(now), queued.team, queued.project)
+    whose = Claimant(queued.team, owner.pk, borrows_again_from=budget.borrows_again_from)
+    found = explain.reservable(taken, queued, whose, at, int(length.total_seconds()), first, horizon)
     return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 

@@ -88,11 +88,16 @@ Gates = dict[tuple[str, int], dict[str, BudgetGate]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetSays:
-    """What closed budget gates mean for a workload: the ``gate`` and ``gate_numbers`` of ``model.Queued``, and may it borrow."""
+    """What closed budget gates mean for a workload: the ``gate`` and ``gate_numbers`` of ``model.Queued``, and from when on (s) it
+    may borrow again; None where it may now."""
 
     gate: str = ""
     gate_numbers: model.Numbers = ()
-    may_borrow: bool = True
+    borrows_again_from: int | None = None
+
+    @property
+    def may_borrow(self) -> bool:
+        return self.borrows_again_from is None
 
 
 def closed_gates(now: datetime) -> Gates:
@@ -110,12 +115,13 @@ def _by_whom(gates: Iterable[BudgetGate]) -> Gates:
 
 def budget_of(gates: Gates, team: int, project: int) -> BudgetSays:
     """What the gates of a team and of its project say together."""
-    closed = {**gates.get(("team", team), {}), **gates.get(("project", project), {})}
-    may_borrow = BudgetGate.Action.STOP_BORROWING not in closed
-    refused = closed.get(BudgetGate.Action.REFUSE_NEW)
+    both = gates.get(("team", team), {}), gates.get(("project", project), {})
+    stopped = [of[BudgetGate.Action.STOP_BORROWING].until for of in both if BudgetGate.Action.STOP_BORROWING in of]
+    again = seconds(max(stopped)) if stopped else None
+    refused = {**both[0], **both[1]}.get(BudgetGate.Action.REFUSE_NEW)
     if refused is None:
-        return BudgetSays(may_borrow=may_borrow)
-    return BudgetSays(str(Code.BUDGET_CLOSED), _numbers(refused.numbers), may_borrow)
+        return BudgetSays(borrows_again_from=again)
+    return BudgetSays(str(Code.BUDGET_CLOSED), _numbers(refused.numbers), again)
 
 
 def ask_of(row: AskFields) -> model.Ask:

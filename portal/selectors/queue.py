@@ -285,7 +285,7 @@ def _sooner_key(workload: Workload) -> str:
 
 def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     """When a reservation of what a waiting workload asks for could be had, as long as its limit: for those who may ask for one,
-    within what its team is guaranteed, the first windows, which begin late enough to fill in the form."""
+    the first windows that they would be given, which begin late enough to fill in the form."""
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), SHORTEST_WINDOW)
     if workload.state != WorkloadState.QUEUED or length.total_seconds() > pool.longest_reservation_seconds:
@@ -297,9 +297,9 @@ def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     in_form = len(ask.models_wanted) <= MOST_MODELS_IN_FORM
     earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
     found = kept(
-        ("windows", workload.pk, int(length.total_seconds())),
+        ("windows", workload.pk, int(length.total_seconds()), user.pk),  # one person may hold so much
         now,
-        lambda: engine.reservable(workload, length=length, earliest=earliest, now=now),
+        lambda: engine.reservable(workload, owner=user, length=length, earliest=earliest, now=now),
     )
     return [AnotherTime(workload, start, end, needs_approval, in_form) for start, end in found]
 

@@ -24,7 +24,7 @@ from scheduler.core.model import (
 from scheduler.core.ordering import Part, Turn, what_decides
 from scheduler.core.planner import plan, plan_pool
 from scheduler.core.poolfacts import PoolFacts
-from scheduler.core.timeline import Promises
+from scheduler.core.timeline import Claimant, Promises
 
 MOST_ALTERNATIVES = 5
 MOST_TRIED, LEAST_TRIED = 24, 2  # ways to ask that are planned for
@@ -184,12 +184,12 @@ def _alternative(other: Queued, changed: tuple[Changed, ...], start: int, starts
 
 
 def reservable(
-    snapshot: Snapshot, queued: Queued, now: int, length: int, earliest: int, horizon: int
+    snapshot: Snapshot, queued: Queued, whose: Claimant, now: int, length: int, earliest: int, horizon: int
 ) -> tuple[Window, ...]:
-    """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would keep
-    every promise made so far and its team's guarantee. They begin at ``earliest`` at the soonest, up to ``horizon`` seconds
-    from ``now``, on whole minutes. Empty where there is none."""
-    return windows.free_windows(snapshot, queued.ask, queued.team, queued.pool, length, now, earliest, horizon)
+    """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would fit if
+    ``whose`` it would be asked for it: by the rule of ``windows.window_answer``. They begin at ``earliest`` at the soonest, up to
+    ``horizon`` seconds from ``now``, on whole minutes. Empty where there is none."""
+    return windows.free_windows(snapshot, queued.ask, whose, queued.pool, length, now, earliest, horizon)
 
 
 def _other_ways(snapshot: Snapshot, queued: Queued, allowed: Allowed) -> list[tuple[Queued, tuple[Changed, ...]]]:

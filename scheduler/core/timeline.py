@@ -92,12 +92,16 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """Who asks for a reservation: ``user`` None where nobody's cap counts. Who ``may_exceed`` was allowed by an operator to take
-    what others are guaranteed, and more than the limits on borrowing and on one person; a closed budget may end borrowing."""
+    what others are guaranteed, and more than the limits on borrowing and on one person; a closed budget may end borrowing until it
+    opens again: ``borrows_again_from`` then, None where it may borrow now."""
 
     team: int
     user: int | None = None
     may_exceed: bool = False
-    may_borrow: bool = True
+    borrows_again_from: int | None = None
+
+    def may_borrow_at(self, moment: int) -> bool:
+        return self.borrows_again_from is None or moment >= self.borrows_again_from
 
 
 class Promises:
@@ -361,7 +365,7 @@ def over_claims(promises: Promises, whose: Claimant, model: str, need: int, star
 
     At every moment of the window: what the team would hold, plus for each other team the larger of its guarantee and
     what it is promised already, has to fit. Within its own guarantee a team is always within its rights. A guarantee whose
-    GPU-hours are used up is in force again from the next period on.
+    GPU-hours are used up is in force again from the next period on, and who may not borrow now does so from when its budget opens.
     """
     board, ledger, team = promises.board, promises.board.ledger, whose.team
     if (team, model) not in ledger.guaranteed:
@@ -379,10 +383,11 @@ def over_claims(promises: Promises, whose: Claimant, model: str, need: int, star
             return Code.WINDOW_EATS_GUARANTEES, numbers(
                 at=moment, capacity=capacity, guaranteed=guaranteed, left=left, model=model, need=need, others=rest
             )
-        limit = ledger.ceiling_at(team, model, moment) if whose.may_borrow else guaranteed
+        may_borrow = whose.may_borrow_at(moment)
+        limit = ledger.ceiling_at(team, model, moment) if may_borrow else guaranteed
         if mine + need > limit:
             return Code.OVER_QUOTA, numbers(
-                at=moment, guaranteed=guaranteed, held=mine, limit=limit, may_borrow=whose.may_borrow, model=model, need=need,
+                at=moment, guaranteed=guaranteed, held=mine, limit=limit, may_borrow=may_borrow, model=model, need=need,
                 preemptible=False,
             )  # fmt: skip
     return "", ()

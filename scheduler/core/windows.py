@@ -96,21 +96,21 @@ def window_answer(
     exclude_reservation: int | None = None,
     may_exceed_guarantee: bool = False,
     horizon: int = HORIZON,
-    earliest: int | None = None,
+    earliest: int = 0,
     user: int | None = None,
-    may_borrow: bool = True,
+    borrows_again_from: int | None = None,
 ) -> WindowAnswer:
     """Would a reservation of ``ask`` for ``[start, end)`` keep every promise made so far?
 
     Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
-    guarantees of other teams, what its team may borrow (nothing unless ``may_borrow``) and what ``user`` may hold, unless
+    guarantees of other teams, what its team may borrow (nothing before ``borrows_again_from``) and what ``user`` may hold, unless
     ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
-    windows of the same length that do, from ``earliest`` (``now``) to ``now + horizon``, on whole minutes.
+    windows of the same length that do, from ``now``, and ``earliest`` at the soonest, to ``now + horizon``, on whole minutes.
     ``exclude_reservation`` is one that is being moved.
     """
     return window_answers(
         snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest, user,
-        may_borrow,
+        borrows_again_from,
     )[0]  # fmt: skip
 
 
@@ -124,9 +124,9 @@ def window_answers(
     exclude_reservation: int | None = None,
     may_exceed_guarantee: bool = False,
     horizon: int = HORIZON,
-    earliest: int | None = None,
+    earliest: int = 0,
     user: int | None = None,
-    may_borrow: bool = True,
+    borrows_again_from: int | None = None,
 ) -> list[WindowAnswer]:
     """``window_answer`` for several windows that do not overlap one another, and may so be promised together. The first
     that does not fit names the windows that would, from its own start on; those after it only why."""
@@ -134,7 +134,7 @@ def window_answers(
     if board is None or impossible is not None:
         return [WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=pool))))] * len(windows)
     promises = Promises(board, exclude_reservation)
-    whose = Claimant(team, user, may_exceed_guarantee, may_borrow)
+    whose = Claimant(team, user, may_exceed_guarantee, borrows_again_from)
     answers: list[WindowAnswer] = []
     all_fit = True
     for start, end in windows:
@@ -142,7 +142,7 @@ def window_answers(
         first: tuple[Window, ...] = ()
         if code and all_fit:
             since = start if len(windows) > 1 else now
-            limits = (max(now, since if earliest is None else earliest), now + horizon)
+            limits = (max(now, since, earliest), now + horizon)
             first = first_windows(promises, ask, whose, end - start, limits)
         all_fit = all_fit and not code
         answers.append(WindowAnswer(not code, code, why, first))
@@ -168,15 +168,13 @@ def first_windows(
 ) -> tuple[Window, ...]:
     """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
 
-    A window that does not fit begins to fit only when something promised ends, or when a disk that is full counts as
-    emptied: besides the first moment these are the only ones to try, and so the first minute is found.
+    Besides the first moment only those are tried at which a window that does not fit may begin to: so the first minute is
+    found.
     """
     first, last = limits
-    ends = {s.end for s in promises.stretches() if first < s.end <= last}
-    if has_full_disks(promises.board) and first < full_disks_pass_at(promises.board) <= last:
-        ends.add(full_disks_pass_at(promises.board))
+    moments = {at for at in _may_begin_to_fit(promises, whose) if first < at <= last}
     found: list[Window] = []
-    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *ends}}):
+    for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *moments}}):
         if at > last or len(found) == WINDOWS_SHOWN:
             break
         if not _judge(promises, ask, whose, at, at + length)[0]:
@@ -184,19 +182,35 @@ def first_windows(
     return tuple(found)
 
 
+def _may_begin_to_fit(promises: Promises, whose: Claimant) -> set[int]:
+    """The moments from which on less may be in a window's way: something promised ends, a disk that is full counts as emptied, the
+    GPU-hours of the team's guarantee are counted anew, or it may borrow again. A window that begins later meets no less of what is
+    to come."""
+    board = promises.board
+    moments = {stretch.end for stretch in promises.stretches()}
+    if whose.user is not None:  # one that can't be kept has no stretch, and counts against what its owner may hold
+        moments |= {r.end for r in board.reservations if r.user == whose.user and r.id != promises.exclude}
+    if has_full_disks(board):
+        moments.add(full_disks_pass_at(board))
+    if whose.borrows_again_from is not None:
+        moments.add(whose.borrows_again_from)
+    used_up = (quota for (team, _), quota in board.ledger.used_up.items() if team == whose.team)
+    return moments | {quota.used_up_until for quota in used_up if quota.used_up_until is not None}
+
+
 def free_windows(
-    snapshot: Snapshot, ask: Ask, team: int, pool: int, length: int, now: int, earliest: int, horizon: int
+    snapshot: Snapshot, ask: Ask, whose: Claimant, pool: int, length: int, now: int, earliest: int, horizon: int
 ) -> tuple[Window, ...]:
-    """The first windows of a length in which a reservation of ``ask`` would fit within the guarantees, from ``earliest`` to
+    """The first windows of a length in which a reservation of ``ask`` would fit for whoever asks, from ``earliest`` to
     ``now + horizon``; empty where there is none, and where it could never be had."""
-    board, impossible = _board_for(snapshot, ask, team, pool, now)
+    board, impossible = _board_for(snapshot, ask, whose.team, pool, now)
     if board is None or impossible is not None:
         return ()
-    return first_windows(Promises(board), ask, Claimant(team), length, (max(now, earliest), now + horizon))
+    return first_windows(Promises(board), ask, whose, length, (max(now, earliest), now + horizon))
 
 
 def extension_answer(
-    snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON, may_borrow: bool = True
+    snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = HORIZON, borrows_again_from: int | None = None
 ) -> WindowAnswer:
     """May a reservation that has its units keep them until ``end``, which is later than its end now?
 
@@ -208,7 +222,7 @@ def extension_answer(
     board, impossible = _board_for(snapshot, row.ask, row.team, row.pool, now)
     if board is None or impossible is not None:
         return WindowAnswer(False, *(impossible or (Code.NOT_YOUR_POOL, numbers(pool=row.pool))))
-    before, whose = Promises(board), Claimant(row.team, row.user, row.may_exceed_guarantee, may_borrow)
+    before, whose = Promises(board), Claimant(row.team, row.user, row.may_exceed_guarantee, borrows_again_from)
     longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
     after = Promises(Board(replace(snapshot, reservations=longer), board.pool, now))
     displaced = sorted(before.witness.keys() - after.witness.keys())

@@ -73,8 +73,9 @@ def _judge(
         exclude_reservation=exclude.pk if exclude else None,
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
+        earliest=snapshot.seconds(budget.earliest(end - start, before, now)),
         user=owner,
-        may_borrow=budget.may_borrow,
+        borrows_again_from=budget.borrows_again_from,
     )
 
 
@@ -84,20 +85,28 @@ class _Budget:
     def __init__(self, project: Project, now: datetime) -> None:
         gates = snapshot.closed_gates(now)
         whose = (("team", project.team_id), ("project", project.pk))
-        self.may_borrow = snapshot.budget_of(gates, project.team_id, project.pk).may_borrow
+        self.borrows_again_from = snapshot.budget_of(gates, project.team_id, project.pk).borrows_again_from
         self.closed = [g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowAnswer | None:
         """The answer to who would reserve more of the time until a gate opens than ``before``; None where it is no more."""
         for gate in self.closed:
-            if _until(window, gate.until) > (timedelta(0) if before is None else _until(before, gate.until)):
+            soonest = _soonest(gate, window[1] - window[0], before)
+            if soonest is not None and window[0] < soonest:
                 return WindowAnswer(False, Code.BUDGET_CLOSED, tuple(sorted(gate.numbers.items())))
         return None
 
+    def earliest(self, length: timedelta, before: Window | None, now: datetime) -> datetime:
+        """From when on no gate refuses a window of a length instead of ``before``."""
+        return max([now, *(at for gate in self.closed if (at := _soonest(gate, length, before)) is not None)])
 
-def _until(window: Window, at: datetime) -> timedelta:
-    """How much of a window is before a time."""
-    return max(timedelta(0), min(window[1], at) - window[0])
+
+def _soonest(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
+    """From when on a window of a length takes no more of the time until a gate opens than ``before``; None: it never does."""
+    taken = timedelta(0)
+    if before is not None:
+        taken = max(taken, min(before[1], gate.until) - before[0])
+    return None if length <= taken else gate.until - taken
 
 
 @transaction.atomic
@@ -184,7 +193,7 @@ def check_windows(
 ) -> list[WindowAnswer]:
     """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
     bounds = [(snapshot.seconds(start), snapshot.seconds(end)) for start, end in windows]
-    budget = _Budget(project, now)
+    budget, longest = _Budget(project, now), max((end - start for start, end in windows), default=timedelta(0))
     answers = window_answers(
         snapshot.take([pool.pk], now),
         _ask(**ask),
@@ -194,8 +203,9 @@ def check_windows(
         snapshot.seconds(now),
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
+        earliest=snapshot.seconds(budget.earliest(longest, None, now)),
         user=None if owner is None else owner.pk,
-        may_borrow=budget.may_borrow,
+        borrows_again_from=budget.borrows_again_from,
     )
     return [budget.refuses(window) or answer for window, answer in zip(windows, answers, strict=True)]
 
@@ -250,7 +260,7 @@ def check_change(
             return no
         return extension_answer(
             snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
-            horizon=pool.reservation_horizon_seconds, may_borrow=budget.may_borrow,
+            horizon=pool.reservation_horizon_seconds, borrows_again_from=budget.borrows_again_from,
         )  # fmt: skip
     ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
     return _judge(

@@ -42,6 +42,7 @@ from scheduler.core.model import Host as HostRow
 from scheduler.core.ordering import Part
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
+from scheduler.core.timeline import Claimant
 from scheduler.core.windows import window_answer
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
@@ -143,14 +144,34 @@ def test_another_time_is_a_window_that_a_reservation_gets() -> None:
     taken = Reservation(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (16, 17))
     snapshot = two_models(queued=(waits(1, Ask(8, models=("H100",))),), reservations=(taken,))
     soonest = NOW - NOW % 60 + 600
-    found = reservable(snapshot, snapshot.queued[0], NOW, 2 * HOUR, soonest, 24 * HOUR)
+    found = reservable(snapshot, snapshot.queued[0], Claimant(1), NOW, 2 * HOUR, soonest, 24 * HOUR)
     assert found and found[0].start >= NOW + 7 * HOUR and found[0].start - NOW - 7 * HOUR < 60
     for window in found:
         assert window_answer(snapshot, snapshot.queued[0].ask, 1, 1, window.start, window.end, NOW).fits
-    free = reservable(two_models(queued=(waits(1, Ask(2, models=("H100",))),)), waits(1, Ask(2)), NOW, HOUR, soonest, HOUR)
+    idle = two_models(queued=(waits(1, Ask(2, models=("H100",))),))
+    free = reservable(idle, waits(1, Ask(2)), Claimant(1), NOW, HOUR, soonest, HOUR)
     assert free[0].start - soonest < 60, "not sooner than it can be asked for"
-    assert reservable(snapshot, waits(2, Ask(9, models=("H100",))), NOW, HOUR, soonest, 24 * HOUR) == ()
-    assert reservable(snapshot, waits(2, Ask(1, models=("A100",)), team=2), NOW, HOUR, soonest, 24 * HOUR) == (), "no quota"
+    assert reservable(snapshot, waits(2, Ask(9, models=("H100",))), Claimant(1), NOW, HOUR, soonest, 24 * HOUR) == ()
+    without_quota = waits(2, Ask(1, models=("A100",)), team=2)
+    assert reservable(snapshot, without_quota, Claimant(2), NOW, HOUR, soonest, 24 * HOUR) == ()
+
+
+def test_another_time_is_one_that_this_person_would_be_given() -> None:
+    """By the same rule as the window that is then asked for: what one person may hold, and from when on the team borrows again."""
+    capped = (Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),)
+    mine = Reservation(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
+    snapshot = two_models(pools=capped, queued=(waits(1, Ask(3, models=("H100",))),), reservations=(mine,), running=())
+    quotas = (Quota(1, 1, "H100", 2 * GPU), Quota(2, 1, "H100", 0))
+    for quota, whose in ((snapshot.quotas, Claimant(1, user=5)), (quotas, Claimant(1, borrows_again_from=NOW + 8 * HOUR))):
+        taken = replace(snapshot, quotas=quota)
+        found = reservable(taken, taken.queued[0], whose, NOW, 2 * HOUR, NOW, 24 * HOUR)
+        assert found and found[0].start >= NOW + 7 * HOUR
+        assert reservable(taken, taken.queued[0], Claimant(1), NOW, 2 * HOUR, NOW, 24 * HOUR)[0].start < NOW + 60
+        for at in found:
+            assert window_answer(
+                taken, taken.queued[0].ask, 1, 1, at.start, at.end, NOW, user=whose.user,
+                borrows_again_from=whose.borrows_again_from,
+            ).fits  # fmt: skip
 
 
 def deciding(mine: Queued, theirs: Queued, **rows: Any) -> Part:

@@ -28,9 +28,16 @@ from scheduler.core.model import (
 )
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.timeline import Promises
+from scheduler.core.timeline import Claimant, Promises
 from scheduler.core.verify import window_violations
-from scheduler.core.windows import extension_answer, free_units, longer_answer, window_answer, window_answers
+from scheduler.core.windows import (
+    extension_answer,
+    free_units,
+    free_windows,
+    longer_answer,
+    window_answer,
+    window_answers,
+)
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
 RED, BLUE = 1, 2
@@ -401,8 +408,52 @@ def test_a_reservation_borrows_no_more_than_its_team_may() -> None:
     assert (dict(answer.numbers)["at"], dict(answer.numbers)["held"]) == (NOW + 2 * HOUR, GPU)
     assert answer.first_windows[0].start == NOW, "it is over when the other one begins"
     assert asked(limited, Ask(5), may_exceed_guarantee=True).fits
-    assert asked(limited, Ask(3), may_borrow=False).code == Code.OVER_QUOTA
-    assert asked(limited, Ask(2), may_borrow=False).fits
+    assert asked(limited, Ask(3), borrows_again_from=NOW + 9 * HOUR).code == Code.OVER_QUOTA
+    assert asked(limited, Ask(2), borrows_again_from=NOW + 9 * HOUR).fits
+
+
+def test_a_team_borrows_again_from_when_its_budget_opens() -> None:
+    """Red is guaranteed 4, may borrow as much as is left, and not before three hours from now."""
+    opens = NOW + 3 * HOUR
+    two = pool_of(2)
+    answer = asked(two, Ask(5), borrows_again_from=opens)
+    assert (answer.code, dict(answer.numbers)["may_borrow"], dict(answer.numbers)["limit"]) == (Code.OVER_QUOTA, False, 4 * GPU)
+    assert answer.first_windows == (Window(opens, opens + 2 * HOUR),)
+    assert asked(two, Ask(5), opens - 60, opens + HOUR, borrows_again_from=opens).code == Code.OVER_QUOTA
+    assert asked(two, Ask(5), opens, opens + HOUR, borrows_again_from=opens).fits
+    claimant = Claimant(RED, borrows_again_from=opens)
+    assert free_windows(two, Ask(5), claimant, 1, HOUR, NOW, NOW, 9 * HOUR) == (Window(opens, opens + HOUR),)
+    assert free_windows(two, Ask(5), claimant, 1, HOUR, NOW, NOW, 2 * HOUR) == ()
+
+
+def test_a_window_across_the_opening_of_a_budget_borrows_only_after_it() -> None:
+    """What is within the guarantee until then may be above it later, when another reservation of the team begins."""
+    opens = NOW + 3 * HOUR
+    later = pool_of(2, reservations=(booked(1, 2, opens, opens + 2 * HOUR, team=RED),))
+    assert asked(later, Ask(4), NOW + HOUR, opens + HOUR, borrows_again_from=opens).fits
+    answer = asked(later, Ask(4), NOW + HOUR, opens + HOUR, borrows_again_from=opens + 60)
+    assert (answer.code, dict(answer.numbers)["at"]) == (Code.OVER_QUOTA, opens)
+
+
+def test_a_limit_on_borrowing_stays_when_the_budget_opens() -> None:
+    quotas = (Quota(RED, 1, "H100", 2 * GPU, 2 * GPU), Quota(BLUE, 1, "H100", 4 * GPU))
+    answer = asked(replace(pool_of(2), quotas=quotas), Ask(5), borrows_again_from=NOW)
+    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["may_borrow"]) == (Code.OVER_QUOTA, 4 * GPU, True)
+
+
+def test_who_would_stay_longer_is_told_from_when_on_its_team_borrows_again() -> None:
+    opens = NOW + 5 * HOUR
+    above = replace(begun(), quotas=(Quota(RED, 1, "H100", 2 * GPU), Quota(BLUE, 1, "H100", 4 * GPU)))
+    answer = extension_answer(above, 1, NOW + 4 * HOUR, NOW, borrows_again_from=opens)
+    assert (answer.code, answer.first_windows) == (Code.OVER_QUOTA, (Window(opens, opens + 2 * HOUR),))
+    assert extension_answer(above, 1, NOW + 4 * HOUR, NOW, borrows_again_from=NOW + 2 * HOUR).fits
+
+
+def test_the_windows_that_are_named_begin_no_sooner_than_asked_for() -> None:
+    full = pool_of(1, reservations=(booked(1, 8, NOW + HOUR, NOW + 2 * HOUR),))
+    assert asked(full, Ask(4), end=NOW + 2 * HOUR, earliest=NOW + 5 * HOUR).first_windows[0].start == NOW + 5 * HOUR
+    windows = [(NOW + HOUR, NOW + 2 * HOUR), (NOW + 3 * HOUR, NOW + 4 * HOUR)]
+    assert window_answers(full, Ask(4), RED, 1, windows, NOW, earliest=NOW)[0].first_windows[0].start == NOW + 2 * HOUR
 
 
 def test_a_model_without_a_quota_is_not_reserved() -> None:
@@ -416,6 +467,22 @@ def test_what_a_team_may_borrow_again_in_the_next_period_counts_from_then_on() -
     assert asked(free, Ask(6), NOW + 2 * HOUR, NOW + 4 * HOUR).fits
 
 
+def test_a_window_is_found_at_the_moment_from_which_the_teams_gpu_hours_count_anew() -> None:
+    """Nothing that is promised ends then, or at all."""
+    own = replace(pool_of(1), quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), Quota(BLUE, 1, "H100", 0)))
+    answer = asked(own, Ask(4))
+    assert (answer.code, answer.first_windows) == (Code.OVER_QUOTA, (Window(NOW + 2 * HOUR, NOW + 4 * HOUR),))
+    assert free_windows(own, Ask(4), Claimant(RED), 1, HOUR, NOW, NOW, 9 * HOUR) == (Window(NOW + 2 * HOUR, NOW + 3 * HOUR),)
+    assert free_windows(own, Ask(4), Claimant(RED), 1, HOUR, NOW, NOW, HOUR) == (), "not within the horizon"
+
+
+def test_who_would_stay_longer_is_told_from_when_on_its_teams_gpu_hours_count_anew() -> None:
+    until = NOW + 5 * HOUR
+    none_left = (replace(used_up(RED, until, 4), borrow_limit=0), Quota(BLUE, 1, "H100", 0))
+    answer = longer(replace(begun(), quotas=none_left))
+    assert (answer.code, answer.first_windows) == (Code.OVER_QUOTA, (Window(until, until + 2 * HOUR),))
+
+
 def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None:
     capped = replace(pool_of(2), pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),))
     assert asked(capped, Ask(4), user=7).fits
@@ -426,3 +493,14 @@ def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None
     assert dict(answer.numbers) == {"at": NOW + 2 * HOUR, "cap": 4 * GPU, "held": 2 * GPU, "need": 3 * GPU}
     assert asked(mine, Ask(3), user=8).fits
     assert asked(mine, Ask(3), user=7, exclude_reservation=1).fits
+
+
+def test_a_window_is_found_after_a_reservation_of_the_same_person_that_can_not_be_kept_at_present() -> None:
+    """It has no units, and counts against what one person may hold all the same."""
+    serviced = (Maintenance(1, NOW + HOUR, NOW + 90 * 60),)
+    unkept = pool_of(
+        1, pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(most_slots_per_user=4 * GPU)),), maintenance=serviced,
+        reservations=(booked(1, 4, NOW + HOUR, NOW + 4 * HOUR, team=RED, user=7),),
+    )  # fmt: skip
+    answer = asked(unkept, Ask(4), NOW + 2 * HOUR, NOW + 4 * HOUR, user=7)
+    assert (answer.code, answer.first_windows) == (Code.OVER_USER_CAP, (Window(NOW + 4 * HOUR, NOW + 6 * HOUR),))

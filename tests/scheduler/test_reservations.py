@@ -7,6 +7,7 @@ import datetime as dt
 import pytest
 
 from scheduler import clock, engine, selectors, services
+from scheduler.core.model import WindowAnswer
 from scheduler.core.reasons import Code
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload
 from tests.fakes import FakeAgent
@@ -250,3 +251,73 @@ def test_the_approver_sees_whom_it_would_evict(world: World, agents: list[FakeAg
     found = services.evicted_by_reservation(**{**wish, "now": later})  # type: ignore[arg-type]
     assert len(found) == 1 and found[0] in borrowers
     assert Reservation.objects.count() == 0 and Workload.objects.filter(state="running").count() == 2
+
+
+# -- budgets that are used up ----------------------------------------------------------------------------------------------
+
+DAY = 24 * HOUR
+
+
+def close(world: World, action: str, until: dt.datetime, **whose: object) -> None:
+    numbers = {"spent": "5", "limit": "5", "currency": "EUR"}
+    whose = whose or {"team": world.vision.team}
+    services.close_budget_gate(action=action, numbers=numbers, until=until, now=world.now, **whose)  # type: ignore[arg-type]
+
+
+def starts(answer: WindowAnswer) -> list[dt.datetime]:
+    return [dt.datetime.fromtimestamp(window.start, dt.UTC) for window in answer.first_windows]
+
+
+def test_a_budget_that_stops_borrowing_stops_it_until_it_opens_again(world: World) -> None:
+    """Vision is guaranteed 8 H100; ten leave the other teams what they are guaranteed."""
+    opens = world.now + 2 * DAY
+    close(world, "stop_borrowing", world.now + DAY)
+    close(world, "stop_borrowing", opens, project=world.vision.project)
+    ten = ask(world, 5, opens - 2 * HOUR, opens, hosts=2)
+    answer = services.check_window(**ten)  # type: ignore[arg-type]
+    assert (answer.code, starts(answer)) == (Code.OVER_QUOTA, [opens])
+    assert confirm(world, 5, opens, opens + 2 * HOUR, hosts=2).state == "confirmed"
+    assert services.check_window(**ask(world, 4, opens - 2 * HOUR, opens, hosts=2)).fits  # type: ignore[arg-type]
+
+
+def test_a_recurring_reservation_borrows_where_the_budget_is_open_again(world: World) -> None:
+    opens = world.now + 2 * DAY
+    close(world, "stop_borrowing", opens)
+    windows = [(opens + days * DAY, opens + days * DAY + HOUR) for days in (-1, 0, 1)]
+    wish = {name: what for name, what in ask(world, 5, *windows[0], hosts=2).items() if name not in ("start", "end")}
+    answers = services.check_windows(**wish, windows=windows)  # type: ignore[arg-type]
+    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [(Code.OVER_QUOTA, [opens]), ("", []), ("", [])]
+
+
+def test_a_running_reservation_is_extended_above_the_guarantee_once_the_budget_is_open(
+    world: World, agents: list[FakeAgent]
+) -> None:
+    ends = world.now + 4 * HOUR
+    row = confirm(world, 5, world.now, ends, hosts=2)
+    tick(agents, world.now)
+    row.refresh_from_db()
+    close(world, "stop_borrowing", ends + HOUR)
+    answer = services.check_change(row, end=ends + HOUR, now=world.now + HOUR)
+    assert (answer.code, starts(answer)) == (Code.OVER_QUOTA, [ends + HOUR])
+    close(world, "stop_borrowing", ends)
+    assert services.check_change(row, end=ends + HOUR, now=world.now + HOUR).fits
+
+
+def test_no_window_is_named_that_a_closed_budget_would_refuse(world: World) -> None:
+    opens, full = world.now + 2 * DAY, world.now + 3 * DAY
+    everything = confirm(world, 8, full, full + 2 * HOUR, hosts=2, may_exceed_guarantee=True)
+    mine = confirm(world, 2, world.now + DAY, world.now + DAY + HOUR)
+    close(world, "refuse_new", opens)
+    wish = ask(world, 2, full, full + HOUR)
+    once = {name: what for name, what in wish.items() if name not in ("start", "end")}
+    recurring = services.check_windows(**once, windows=[(full, full + HOUR)])  # type: ignore[arg-type]
+    for answer in (services.check_window(**wish), *recurring):  # type: ignore[arg-type]
+        assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [opens, everything.end])
+    assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
+    # Moved as it is it takes no more of the time until then, wherever it goes; twice as long it may take an hour of it.
+    for length, soonest in ((HOUR, world.now), (2 * HOUR, opens - HOUR)):
+        answer = services.check_change(mine, start=full, end=full + length, now=world.now)
+        assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [soonest, everything.end])
+        assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
+    sooner = opens - HOUR - MINUTE
+    assert services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code == Code.BUDGET_CLOSED

@@ -11,9 +11,9 @@ from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from rest_framework.test import APIClient
 
-from portal.models import Submission
+from portal.models import Submission, User
 from portal.services import people, reservations
-from scheduler import engine
+from scheduler import engine, services
 from scheduler.models import Pool, Reservation, Workload
 from tests.portal.web.work_samples import signed_in
 from tests.scheduler.test_life_of_a_job import job
@@ -35,8 +35,8 @@ def waiting(world: World, **also: Any) -> Workload:
     return made
 
 
-def api(world: World, now: datetime) -> APIClient:
-    _, text = people.create_token(actor=world.vision.member, name="test", now=now)
+def api(world: World, now: datetime, who: User | None = None) -> APIClient:
+    _, text = people.create_token(actor=who or world.vision.member, name="test", now=now)
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     return client
@@ -92,6 +92,48 @@ def test_none_are_offered_where_none_could_be_had(world: World) -> None:
         assert api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json() != []
         operator = signed_in(world.operator).get(reverse("why", args=[mine.public_id]))
     assert operator.context["detail"]["windows"] == [], "not for who may not reserve for the project"
+
+
+def test_each_that_is_offered_is_had_where_one_person_may_hold_so_much(world: World) -> None:
+    """Of who looks: a team mate, who has reserved nothing, is offered sooner ones."""
+    mine, now = waiting(world), world.now + 2 * MINUTE
+    Pool.objects.update(most_gpus_per_user=4)
+    world.shared.refresh_from_db()
+    ends = world.now + 30 * HOUR
+    given: dict[str, Any] = {
+        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "long", "units": 1,
+        "models": [H100], "start": now, "end": ends, "now": now,
+    }  # fmt: skip
+    reservations.request_reservation(**given)
+    with time_machine.travel(now, tick=False):
+        client = api(world, now)
+        offered = client.get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+        assert [parse_datetime(each["start"]) for each in offered] == [ends]
+        mates = api(world, now, world.vision.members[1]).get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+        assert mates[0]["start"] < offered[0]["start"]
+        assert client.post("/api/v1/reservations/", offered[0]["request"], format="json").status_code == 201
+
+
+def test_each_that_is_offered_is_had_where_a_budget_has_stopped_borrowing(world: World) -> None:
+    """Five of the eight that vision is guaranteed are reserved: it would borrow one of four, and not before the budget opens."""
+    mine, now, opens = waiting(world), world.now + 2 * MINUTE, world.now + 20 * HOUR
+    Pool.objects.update(approval_above_gpus=8)
+    world.shared.refresh_from_db()
+    given: dict[str, Any] = {
+        "actor": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "long", "units": 5,
+        "models": [H100], "start": world.now + 9 * HOUR, "end": world.now + 40 * HOUR, "now": now,
+    }  # fmt: skip
+    reservations.request_reservation(**given)
+    services.close_budget_gate(
+        action="stop_borrowing", team=world.vision.team, numbers={"spent": "5"}, until=opens, now=now
+    )
+    with time_machine.travel(now, tick=False):
+        client = api(world, now)
+        offered = client.get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+        assert [parse_datetime(each["start"]) for each in offered][:1] == [opens]
+        for each in offered:
+            assert client.post("/api/v1/reservations/", each["request"], format="json").status_code == 201
+            Reservation.objects.latest("pk").delete()
 
 
 def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) -> None:
