@@ -257,6 +257,7 @@ def show(session: Session, id_: str) -> None:
             ("attempt", answer["attempt"]),
             ("submitted", ago(answer["submitted_at"], now)),
             ("started", ago(answer["started_at"], now) if answer["started_at"] else ""),
+            ("ended", ago(answer["ended_at"], now) if answer.get("ended_at") else ""),
             ("limit", length(answer["max_runtime_seconds"])),
             ("command", answer["command"]),
         ]
@@ -421,4 +422,4 @@ def _follow(session: Session, id_: str, attempt: int | None, rank: int = 0) -> N
         if not piece["text"]:
             time.sleep(POLL_SECONDS)
     if now["state"] == "ended" and now["outcome"] != "finished":
-        raise Problem(f"{now['name']} ended: {now['outcome'].replace('_', ' ')}.")
+        raise Problem(f"{now['name']} ended: {now['outcome'].replace('_', ' ')}. {now['reason']}".strip())

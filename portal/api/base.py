@@ -362,6 +362,12 @@ class Strict(serializers.Serializer[Any]):
             if unknown:
                 allowed = ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only)) or "none"
                 raise ValidationError({shown(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown})
+            numbers = [
+                name for name, field in self.fields.items()
+                if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
+            ]  # fmt: skip
+            if numbers:  # DRF would take 0 as the text "0"
+                raise ValidationError({name: f"{shown(data[name])} is a number; {ALLOWED}text." for name in numbers})
         return super().to_internal_value(data)
 
 

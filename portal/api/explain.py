@@ -14,9 +14,9 @@ from portal.api.shapes import explain as shapes
 from portal.api.shapes.work import AnotherWay, another_way
 from portal.errors import Invalid
 from portal.questions import asking
-from portal.selectors import moves, queue, starts
+from portal.selectors import moves, queue, starts, stops
 from portal.selectors.work import RELATED
-from portal.wording import reasons, turns
+from portal.wording import endings, reasons, turns
 from scheduler.models import Workload
 from scheduler.states import WorkloadState
 
@@ -33,9 +33,8 @@ class WhyWorkload(View):
         visible = policy.visible_workloads(self.actor).select_related("owner")
         blockers = list(visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk"))
         open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
-        ended = workload.state == WorkloadState.ENDED
-        code = workload.outcome if ended else workload.reason_code
-        numbers = workload.outcome_numbers if ended else reasons.why_numbers(workload)
+        stop = stops.of_workloads([workload]).get(workload.pk)
+        code, numbers = endings.code_now(workload), endings.numbers_of(workload, stop, self.actor)
         with asking(self.actor, now):
             ahead, more = queue.ahead(workload, self.actor, now)
         told = starts.of_pools([workload.pool_id], now)

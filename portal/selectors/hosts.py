@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Q
+from django.db.models.functions import Coalesce
 
 from portal import policy
 from portal.models import User
@@ -110,6 +111,10 @@ def is_closed(host: Host) -> bool:
     return host.admin_state != AdminState.IN_SERVICE or host.repair_state != RepairState.WELL
 
 
+# When the attempt that holds something began: each has the whole of its longest runtime.
+BEGUN_AT = Min(Coalesce("runs__running_at", "runs__placed_at"), filter=Q(runs__ended_at=None))
+
+
 @dataclass(frozen=True)
 class StillThere:
     """Work with a part on a host. ``leaves``: it was told to go; else it runs on to its end. ``by``: gone by then at the latest."""
@@ -121,11 +126,11 @@ class StillThere:
 
 def still_there(host: Host, now: datetime) -> list[StillThere]:
     """What has not left it, soonest gone first. One query."""
-    found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE).distinct()
+    found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE).annotate(begun_at=BEGUN_AT)
     rows = []
     for workload in found.select_related("project__team", "owner"):
         leaves = workload.state in TOLD_TO_GO
-        limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
+        limit = workload.begun_at + timedelta(seconds=workload.max_runtime_seconds)
         rows.append(StillThere(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit))
     return sorted(rows, key=lambda row: (row.by, row.workload.pk))
 

@@ -9,9 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 from portal import policy
 from portal.models import User
+from portal.selectors.hosts import BEGUN_AT
 from portal.services import audit, refusals
 from portal.services.repairs import gpu_of
 from portal.validation import Checks, shown, words_of_why
@@ -95,12 +97,13 @@ def preview(*, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime) 
 
 def holders(gpu: Gpu, now: datetime) -> list[Leaving]:
     """Who holds a part of a GPU, soonest gone first."""
-    live = Workload.objects.filter(allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=LIVE).distinct()
+    here = Q(allocations__unit__gpu=gpu, allocations__period__upper_inf=True)
+    live = Workload.objects.filter(here, state__in=LIVE).annotate(begun_at=BEGUN_AT)
     rows = []
     for workload in live.select_related("project__team", "owner", "pool"):
         told = workload.state in TOLD_TO_GO and workload.gone_by is not None
         seconds = workload.pool.notice_seconds + workload.pool.grace_seconds
-        limit = (workload.started_at or now) + timedelta(seconds=workload.max_runtime_seconds)
+        limit = workload.begun_at + timedelta(seconds=workload.max_runtime_seconds)
         leaving = min(limit, now + timedelta(seconds=seconds)) if workload.preemptible else limit
         by = workload.gone_by if told and workload.gone_by is not None else leaving
         rows.append(Leaving(workload, told or workload.preemptible, max(by, now)))

@@ -13,7 +13,7 @@ from django.utils import timezone
 from portal.models import User
 from portal.selectors.work import Held, Piece, is_notebook
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
-from portal.wording import ask_texts, expected_starts, phrases, reasons, work_states
+from portal.wording import ask_texts, endings, expected_starts, phrases, reasons, work_states
 from scheduler.core.model import WHOLE
 from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
@@ -229,11 +229,7 @@ def state_word(piece: Piece, user: User) -> str:
 
 def who_stopped(piece: Piece, user: User) -> dict[str, Any]:
     """Numbers of the reason ``cancelled``."""
-    ran = piece.workload.attempt > 0
-    if piece.stop is None:
-        return {"ran": ran}
-    by = "You" if piece.stop.user_id == user.pk else piece.stop.name
-    return {"ran": ran, "by": by, "why": piece.stop.why}
+    return endings.stop_numbers(piece.workload, piece.stop, user)
 
 
 def how_it_ended(piece: Piece, user: User) -> str:
@@ -241,12 +237,9 @@ def how_it_ended(piece: Piece, user: User) -> str:
     workload = piece.workload
     if workload.state != WorkloadState.ENDED:
         return ""
-    behind: dict[str, Any] = {}
-    if piece.stop is not None or workload.outcome == "cancelled":
-        behind = who_stopped(piece, user)
-    elif piece.move is not None and piece.move.code == workload.outcome:
-        behind = piece.move.numbers
-    return reasons.reason(workload.outcome, {**workload.outcome_numbers, **behind}, user)
+    if piece.stop is None and piece.move is not None and piece.move.code == workload.outcome:
+        return reasons.reason(workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user)
+    return endings.how_it_ended(workload, piece.stop, user)
 
 
 def _waiting(piece: Piece, user: User, now: datetime) -> dict[str, Any]:

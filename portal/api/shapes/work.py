@@ -12,12 +12,12 @@ from rest_framework import serializers
 from portal import policy
 from portal.api.base import PageQuery, Strict
 from portal.api.shapes.fields import Ser, count_field, gpus_of, name_field, number_map, slug_field
-from portal.selectors import starts
+from portal.selectors import starts, stops
 from portal.selectors.starts import Likely, Starts
 from portal.selectors.work import begun_anew
 from portal.services import workloads
 from portal.services.workloads import MOST_DEPENDENCIES, PRIORITY_NAMES
-from portal.wording import expected_starts, reasons
+from portal.wording import endings, expected_starts
 from scheduler.core.estimates import PastStarts
 from scheduler.core.explain import Alternative, Changed
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Workload, WorkloadKind, WorkloadType
@@ -62,7 +62,9 @@ class WorkloadShape(Ser):
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
     wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a wish")
     reason_code = serializers.CharField()
-    reason = serializers.SerializerMethodField(help_text="why it waits, or why it started, in words")
+    reason = serializers.SerializerMethodField(
+        help_text="in words: why it waits, why it started, why it is told to go and by whom, or how it ended"
+    )
     borrowed_gpus = serializers.SerializerMethodField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
     checkpoint_at = serializers.DateTimeField(allow_null=True)
@@ -83,7 +85,11 @@ class WorkloadShape(Ser):
 
     def get_reason(self, workload: Workload) -> str:
         """In words."""
-        return reasons.why_waits(workload, self.context.get("user"))
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "stops" not in context:
+            rows = self.instance if self.parent is None else self.parent.instance
+            context["stops"] = stops.of_workloads([rows] if isinstance(rows, Workload) else cast(Any, rows) or ())
+        return endings.why_now(workload, context["stops"].get(workload.pk), self.context.get("user"))
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
@@ -108,8 +114,8 @@ class WorkloadShape(Ser):
         return told.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
-        """Held above the guarantee."""
-        return gpus_of(workload.borrowed_slots) or 0.0
+        """Held above the guarantee; what has ended holds nothing."""
+        return gpus_of(0 if workload.state == WorkloadState.ENDED else workload.borrowed_slots) or 0.0
 
 
 class HeldShape(Ser):

@@ -82,6 +82,29 @@ def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client)
         assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
 
 
+def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(today_world: World, client_of: Client) -> None:
+    client = client_of(today_world.vision.member)
+    made = submit(client).json()
+    rows = Workload.objects.filter(public_id=made["id"])
+    rows.update(reason_code="free_within_guarantee", state="stopping", stop_requested="time_limit", attempt=1)
+    place = f"/api/v1/workloads/{made['id']}/"
+    for answer in (client.get(place), client.get("/api/v1/workloads/")):
+        told = answer.json()
+        assert (told if "reason" in told else told["results"][0])["reason"] == "It reached its longest runtime."
+    assert client.get(f"{place}why/").json()["sentence"] == "It reached its longest runtime."
+    rows.update(state="queued", stop_requested="", attempt=0, borrowed_slots=840)
+    ended = client.post(f"{place}cancel/", {"why": "wrong data"}).json()
+    assert (ended["reason"], ended["borrowed_gpus"]) == ("You took it out of the queue: wrong data.", 0.0)
+    lead = today_world.vision.lead
+    assert client_of(lead).get(f"{place}why/").json()["sentence"].endswith(" took it out of the queue: wrong data.")
+
+
+def test_a_number_is_no_text(today_world: World, client_of: Client) -> None:
+    answer = client_of(today_world.operator).post("/api/v1/hosts/", {"name": 0, "pool": "shared"})
+    assert answer.status_code == 400
+    assert answer.json()["errors"] == [{**answer.json()["errors"][0], "field": "name", "message": "0 is a number; allowed: text."}]
+
+
 def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
     sweep = client.post("/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json").json()

@@ -66,6 +66,16 @@ def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(busy: W
     assert off.json()["gpus"] is None and drain.json()["gpus"] == 8
 
 
+def test_work_that_began_anew_has_the_whole_of_its_longest_runtime(busy: World, client_of: Client) -> None:
+    storm = Workload.objects.get(name="storm")
+    begun = busy.now - timedelta(minutes=1)
+    Workload.objects.filter(pk=storm.pk).update(started_at=busy.now - timedelta(hours=5), attempt=2)
+    Run.objects.filter(workload=storm).update(running_at=begun, attempt=2)
+    cordon = client_of(busy.operator).post(PREVIEW, {"verb": "cordon"}).json()
+    by = {row["name"]: parse_datetime(row["by"]) for row in cordon["work"]}
+    assert by["storm"] == begun + timedelta(seconds=storm.max_runtime_seconds)
+
+
 def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     before = list(Host.objects.order_by("pk").values()), list(Workload.objects.order_by("pk").values())
