@@ -11,6 +11,7 @@ needs no open door for that where another run of its owner has handed it a devic
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import signal
@@ -23,12 +24,18 @@ from agent.meter import GpuProcess, Use
 from agent.protocol import StraySeen
 from agent.tenants import Range
 
+log = logging.getLogger("agent.strays")
+
 FIRST_PERSON, NOBODY = 1000, 65534  # services are below; above are subordinate users of people, which each may become
 TERM_SECONDS = 10.0
+ENDED = "stray:ended"  # the code of the event about those that the pool's policy ended
+ENDED_NAMED = 20  # in one such event; the log names every one
 MEMORY_STEP_MIB = 256  # a smaller change of its memory is no news
 # Services of the system in which people's own programs may run: by a timetable, or where nobody makes a session of a login.
 OPEN_TO_PEOPLE = ("cron", "crond", "atd", "ssh", "sshd")
 Key = tuple[str, int, int]  # gpu, pid, start
+ASKED, KILLED = "asked to end", "killed"
+SENT = {ASKED: "TERM", KILLED: "KILL"}
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,28 @@ class Known:
         return next((self.shims[pid] for pid in _ancestors(process) if pid in self.shims), "")
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A process that was sent ``signal``, and is gone."""
+
+    stray: StraySeen
+    signal: str
+
+    def __str__(self) -> str:
+        """Its pid first: what follows that in an event is for operators and auditors (telemetry.health.for_everybody)."""
+        return f"{described(self.stray)}, by {self.signal}"
+
+
 class Strays:
-    """What was seen at the last look, and what was asked to end when."""
+    """What was seen at the last look, what was asked to end when, and ``ended``: of these, what was found gone at the last look."""
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
         self.trespassing: dict[str, str] = {}  # run -> the GPU that it uses and does not hold, where the pool ends that
+        self.ended: list[Ended] = []
         self._asked: dict[Key, float] = {}
+        # Kept until it is gone, also where it has left the GPU and takes its time to end.
+        self._ending: dict[Key, Ended] = {}
 
     def look(self, found: Iterable[GpuProcess], known: Known, *, action: str, now: float) -> bool:
         """Whether anything is other than at the last look. ``now``: a clock that only goes forward."""
@@ -90,12 +112,24 @@ class Strays:
             strays[key] = StraySeen(
                 each.gpu, each.pid, process.start_ticks, _user(each.pid), process.name[:64], each.memory_mib, run, done
             )
+            self._note_signal(key, strays[key])
+        self.ended = [end for (_, pid, start), end in self._ending.items() if not processes.is_alive(pid, start)]
+        for end in self.ended:
+            del self._ending[_key(end.stray)]
         self._asked = {key: since for key, since in self._asked.items() if key in strays}
         fresh = [strays[key] for key in sorted(strays)]
         is_news = [_news(stray) for stray in fresh] != [_news(stray) for stray in self.seen]
         if is_news:
             self.seen = fresh
         return is_news
+
+    def _note_signal(self, key: Key, stray: StraySeen) -> None:
+        signal_sent, before = SENT.get(stray.done), self._ending.get(key)
+        if signal_sent is not None and (before is None or before.signal != signal_sent):
+            self._ending[key] = Ended(stray, signal_sent)
+            log.warning(
+                "a process of no workload on %s is sent %s, as the pool says: %s", stray.gpu, signal_sent, described(stray)
+            )
 
     def _deal_with_run(self, key: Key, run: str, seen_before: bool, action: str) -> str:
         if action != "end":
@@ -118,10 +152,28 @@ class Strays:
             if not seen_before:
                 return "is ended if it stays"
             self._asked[key] = now
-            return "asked to end" if _send(process, signal.SIGTERM) else "could not be ended: not permitted"
+            return ASKED if _send(process, signal.SIGTERM) else "could not be ended: not permitted"
         if now - since < TERM_SECONDS:
-            return "asked to end"
-        return "killed" if _send(process, signal.SIGKILL) else "could not be ended: not permitted"
+            return ASKED
+        return KILLED if _send(process, signal.SIGKILL) else "could not be ended: not permitted"
+
+
+def described(stray: StraySeen) -> str:
+    """Who it is, in one line: a process chooses its name, and what it chose goes to a log."""
+    name = "".join(each if each.isprintable() else "?" for each in stray.name)
+    memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
+    return f"pid={stray.pid}, {name or 'unknown'} of user {stray.user or 'unknown'}{memory}"
+
+
+def in_events(ended: Iterable[Ended]) -> dict[str, str]:
+    """By GPU what is told of those that ended there: one event for all of a look, since of more in a second one is told."""
+    by_gpu: dict[str, list[str]] = {}
+    for end in ended:
+        by_gpu.setdefault(end.stray.gpu, []).append(str(end))
+    return {
+        gpu: "; ".join(told[:ENDED_NAMED]) + (f"; and {len(told) - ENDED_NAMED} more" if len(told) > ENDED_NAMED else "")
+        for gpu, told in by_gpu.items()
+    }
 
 
 def spared(process: processes.Process, known: Known) -> str:

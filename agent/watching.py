@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from agent import processes, volumes
 from agent.background import is_kernel
 from agent.declared import declared_load
-from agent.meter import Meter, Use
+from agent.meter import HardwareEvent, Meter, Use
 from agent.notebook import watch
 from agent.protocol import SampleRow
 from agent.reconcile import Stop
@@ -20,7 +21,7 @@ from agent.reporting import News
 from agent.run import Run
 from agent.runs import Runs
 from agent.state import disk_trouble_survived
-from agent.strays import Known, Strays
+from agent.strays import ENDED, Known, Strays, in_events
 
 log = logging.getLogger("agent.watching")
 
@@ -88,6 +89,8 @@ class Watch:
         known = Known(uses, holders, shims, self._own(), self._runs.tenants.numbers, self._runs.cgroups.everybody)
         if self._strays.look(self._meter.processes(), known, action=self.stray_action, now=time.monotonic()):
             self._news.note_strays(self._strays.seen)
+        for gpu, told in in_events(self._strays.ended).items():
+            self._news.note_event(HardwareEvent(uuid.uuid4().hex, gpu, "agent", ENDED, time.time(), told))
         for name, gpu in self._strays.trespassing.items():
             run = self._runs.runs.get(name)
             if run is not None and run.state in ("starting", "running"):

@@ -62,6 +62,7 @@ from scheduler.states import (
     WorkloadState,
 )
 from scheduler.volumes import is_away_from
+from telemetry import strays
 from telemetry.models import BudgetAlert, BudgetMeasure, HealthEvent, HealthRule, Stray
 
 OVERLAP = timedelta(minutes=2)
@@ -70,6 +71,9 @@ FIRST_LOOK = timedelta(hours=1)
 SOON = timedelta(minutes=15)
 MOVED_AT_LEAST = timedelta(minutes=30)
 FULL_FOR_LONG = timedelta(minutes=10)  # a disk that ended work has filled is emptied sooner
+STRAY_NOTICES = 5  # of one host in an hour; what comes after these is told together
+STRAYS_TOGETHER = timedelta(minutes=10)
+STRAYS_NAMED = 5  # in one notice
 IDLE_NOTICE = timedelta(minutes=5)  # between the warning of idleness and the stop
 
 
@@ -361,9 +365,12 @@ def _full_disks(since: datetime, now: datetime) -> Iterator[Fact]:
 
 
 def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
-    """To operators: what the table of hardware events wants somebody to know, of one kind on one GPU once an hour."""
-    events = HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now).exclude(
-        action_taken__in=("", HealthRule.Action.NOTE)
+    """To operators: what the table of hardware events wants somebody to know, of one kind on one GPU once an hour. Processes of no
+    workload each (``_strays_found``): another one is another person's, say."""
+    events = (
+        HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now)
+        .exclude(action_taken__in=("", HealthRule.Action.NOTE))
+        .exclude(code=strays.CODE)
     )
     meanings = dict(HealthRule.objects.values_list("code", "meaning"))
     for event in events.select_related("host", "gpu").order_by("pk"):
@@ -377,6 +384,41 @@ def _hardware_events(since: datetime, now: datetime) -> Iterator[Fact]:
         }
         source = f"hardware:{event.host_id}:{event.gpu_id or 0}:{event.code}"[:60] + f":{event.at:%Y%m%d%H}"
         yield Fact("hardware_event", source, _operators(), numbers)
+
+
+def _strays_found(since: datetime, now: datetime) -> Iterator[Fact]:
+    """To operators: each process of no workload once, at once, those that were looked at together in one notice. Where they keep
+    coming to a host, what comes after the first notices of a clock hour is told every ten minutes."""
+    hour = (since - STRAYS_TOGETHER).replace(minute=0, second=0, microsecond=0)
+    found = HealthEvent.objects.filter(code=strays.CODE, handled_at__gte=hour, handled_at__lte=now)
+    found = found.exclude(action_taken__in=("", HealthRule.Action.NOTE)).select_related("host__pool", "gpu")
+    events = list(found.order_by("handled_at", "pk"))
+    before = strays.told_before(events) if events else set()
+    looks: dict[tuple[int, datetime], list[datetime]] = defaultdict(list)
+    together: dict[tuple[str, datetime], list[HealthEvent]] = defaultdict(list)
+    for event in events:
+        at = event.handled_at
+        if at is None or event.pk in before:
+            continue
+        looked = looks[event.host_id, at.replace(minute=0, second=0, microsecond=0)]
+        if at not in looked:
+            looked.append(at)
+        is_late = looked.index(at) >= STRAY_NOTICES
+        due = _end_of_ten_minutes(at) if is_late else at
+        source = f"stray{'s' if is_late else ''} on {event.host_id}:{event.action_taken}:{due:%Y%m%d%H%M%S%f}"
+        together[source, due].append(event)
+    for (source, due), those in together.items():
+        if since < due <= now:
+            told = [f"GPU {event.gpu.index}: {event.detail}" if event.gpu else event.detail for event in those]
+            numbers = {
+                "host": those[0].host.name, "told": told[:STRAYS_NAMED], "more": max(0, len(told) - STRAYS_NAMED),
+                "action": those[0].action_taken, "ends": those[0].host.pool.stray_action == StrayAction.END,
+            }  # fmt: skip
+            yield Fact("strays_found", source, _operators(), numbers)
+
+
+def _end_of_ten_minutes(at: datetime) -> datetime:
+    return at.replace(minute=at.minute // 10 * 10, second=0, microsecond=0) + STRAYS_TOGETHER
 
 
 def _diagnostics(since: datetime, now: datetime) -> Iterator[Fact]:
@@ -531,6 +573,7 @@ SOURCES = (
     _host_troubles,
     _full_disks,
     _hardware_events,
+    _strays_found,
     _diagnostics,
     _geometries,
     _strays,

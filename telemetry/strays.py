@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from agent.protocol import StraySeen
 from scheduler import locks, nudge
@@ -48,7 +49,7 @@ def write(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
         made = Stray.objects.create(host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts)
         HealthEvent.objects.get_or_create(
             host=host,
-            event_id=f"stray:{made.pk}",
+            event_id=event_id(made),
             defaults={
                 "gpu": gpu, "source": "agent", "code": CODE, "detail": in_words(made), "at": now, "received_at": now,
             },
@@ -64,6 +65,22 @@ def in_words(stray: Stray) -> str:
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
     whose = "a workload that does not hold this GPU" if stray.run else "no workload"
     return f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory}) belongs to {whose}"
+
+
+def event_id(stray: Stray) -> str:
+    """Of the event that says that it was first seen."""
+    return f"stray:{stray.pk}"
+
+
+def told_before(events: Sequence[HealthEvent]) -> set[int]:
+    """Which of these events (by id) are about a process of which an earlier report of its host had one: it has come back, or is on
+    another GPU too. One query."""
+    named = {event.event_id: event.pk for event in events}
+    earlier = Stray.objects.filter(
+        host=OuterRef("host"), pid=OuterRef("pid"), started=OuterRef("started"), first_seen__lt=OuterRef("first_seen")
+    )
+    pks = [int(pk) for pk in (name.removeprefix("stray:") for name in named) if pk.isdecimal()]
+    return {named[event_id(row)] for row in Stray.objects.filter(Exists(earlier), pk__in=pks)}
 
 
 def report(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -78,7 +79,7 @@ class HardwareEventShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(allow_null=True)
     code = serializers.CharField(help_text="xid:79")
     meaning = serializers.CharField(help_text="empty: the table does not know the code")
-    detail = serializers.CharField()
+    detail = serializers.CharField(help_text="which process it was, of whom, only for operators and auditors")
     action = serializers.CharField(help_text="what was done by the table, or held_back; empty: nobody has looked yet")
 
 
@@ -106,7 +107,7 @@ class HostHealth(View):
             "revoked_why": revoked.why if revoked else "",
             "gpus": reads.gpus(host),
             "missing_gpus": reads.missing(host),
-            "events": reads.hardware_events(host),
+            "events": reads.hardware_events(self.actor, host),
             "strays": found.count,
             "stray_processes": found.rows,
             "maintenance": reads.windows(host, self.now),
@@ -119,7 +120,7 @@ class HostEvents(View):
     def get(self, request: Request, name: str) -> Response:
         """Every hardware event of a host, the newest first; ``health`` has the last 20."""
         rows = reads.all_hardware_events(_host(self, name))
-        return self.page(rows, HardwareEventShape, self.query(PageQuery), told=reads.told_events)
+        return self.page(rows, HardwareEventShape, self.query(PageQuery), told=partial(reads.told_events, self.actor))
 
 
 class Diagnostics(View):

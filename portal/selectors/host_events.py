@@ -71,7 +71,7 @@ def events(viewer: User, host: Host) -> list[Happened]:
     by_moment = {deed.at: deed for deed in reversed(deeds)}
     handled = {event.handled_at for event in hardware if event.handled_at}
     names = _Names(policy.sees_all_teams(viewer), by_moment, handled)
-    found = [*_hardware(hardware), *_of_host(host, names), *_of_gpus(host, names)]
+    found = [*_hardware(viewer, hardware), *_of_host(host, names), *_of_gpus(host, names)]
     told = {row.at for row in found if row.about in ("host", "gpu")}
     found += [
         Happened(deed.at, "deed", who=names.of(deed), reason=deed.why, verb=deed.verb, numbers=_facts(deed))
@@ -98,6 +98,11 @@ def revocations() -> dict[int, AuditEvent]:
 def name_of(viewer: User, deed: AuditEvent) -> str:
     """Whose deed it was, as far as the viewer may know people."""
     return _Names(policy.sees_all_teams(viewer), {}, set()).of(deed)
+
+
+def detail_of(viewer: User, event: HealthEvent) -> str:
+    """What a hardware event says, as the viewer may know it: whose process it was is for operators and auditors."""
+    return event.detail if policy.sees_all_teams(viewer) else for_everybody(event)
 
 
 def _deeds(host: Host) -> Any:
@@ -135,7 +140,7 @@ class _Names:
         return kept if off is None or self.are_known else f"seen powered off by {SOMEBODY}: {off[1]}"
 
 
-def _hardware(rows: list[HealthEvent]) -> Iterable[Happened]:
+def _hardware(viewer: User, rows: list[HealthEvent]) -> Iterable[Happened]:
     codes = {row.code for row in rows}
     meanings = dict(HealthRule.objects.filter(code__in=codes).values_list("code", "meaning")) if codes else {}
     for row in rows:
@@ -145,7 +150,7 @@ def _hardware(rows: list[HealthEvent]) -> Iterable[Happened]:
             gpu=row.gpu.index if row.gpu else None,
             event=row,
             meaning=meanings.get(row.code, ""),
-            told=for_everybody(row),
+            told=detail_of(viewer, row),
             done=DONE.get(row.action_taken, row.action_taken),
         )
 

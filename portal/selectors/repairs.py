@@ -11,11 +11,10 @@ from django.db.models import QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.selectors import geometry
+from portal.selectors import geometry, host_events
 from scheduler import diagnostics
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool
 from scheduler.states import DiagnosticState, RepairState
-from telemetry.health import for_everybody
 from telemetry.models import HealthEvent, HealthRule, Stray
 
 OPEN = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
@@ -58,9 +57,9 @@ def missing(host: Host) -> list[Gpu]:
     return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
 
 
-def hardware_events(host: Host) -> list[dict[str, Any]]:
+def hardware_events(viewer: User, host: Host) -> list[dict[str, Any]]:
     """What its GPUs and its driver reported lately, the newest first. Two queries."""
-    return told_events(all_hardware_events(host)[:EVENTS_SHOWN])
+    return told_events(viewer, all_hardware_events(host)[:EVENTS_SHOWN])
 
 
 def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
@@ -68,8 +67,8 @@ def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
     return HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")
 
 
-def told_events(rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
-    """Hardware events as anybody may read them who sees the host. One query beside theirs."""
+def told_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
+    """Hardware events of a host that the viewer sees, as they may be read by them. One query beside theirs."""
     rows = list(rows)
     meanings = dict(HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning"))
     return [
@@ -78,7 +77,7 @@ def told_events(rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
             "gpu": row.gpu.index if row.gpu else None,
             "code": row.code,
             "meaning": meanings.get(row.code, ""),
-            "detail": for_everybody(row),
+            "detail": host_events.detail_of(viewer, row),
             "action": row.action_taken,
         }
         for row in rows

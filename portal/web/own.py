@@ -21,7 +21,9 @@ from portal.wording import notices
 
 LIVES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 NOTICES_PER_PAGE = 50
-ABOUT_A_HOST = {"host_trouble", "hardware_event", "diagnostic_failed", "gpu_is_back", "geometry_changed", "geometry_failed"}
+ABOUT_A_HOST = {
+    "host_trouble", "hardware_event", "strays_found", "diagnostic_failed", "gpu_is_back", "geometry_changed", "geometry_failed",
+}  # fmt: skip
 
 
 class TokenForm(VerbForm):

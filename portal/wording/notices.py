@@ -75,6 +75,14 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
         f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
         f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
     ),
+    "strays_found": lambda f: (
+        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ())}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
+        + (
+            "By the pool's policy it is ended if it stays; the host's page says so, or why not."
+            if f.get("ends") and f.get("action") == "warn"
+            else HARDWARE_ACTIONS.get(str(f.get("action")), "")
+        )
+    ),
     "diagnostic_failed": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic{f.plain(': ', 'detail') if f.get('detail') else ''}."
         + (

@@ -17,7 +17,7 @@ from agent.cgroups import Cgroups, Limits
 from agent.meter import GpuProcess, Use
 from agent.protocol import StraySeen
 from agent.simulated_nvml import plant_stray
-from agent.strays import Known, Strays, is_service
+from agent.strays import Ended, Known, Strays, in_events, is_service
 from agent.tenants import Range
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -171,6 +171,60 @@ def test_a_persons_process_is_ended_at_the_second_look_and_not_at_the_first(star
 
 
 @as_somebody_else
+def test_who_was_ended_is_said_once_with_its_pid_its_name_its_user_and_the_signal(
+    start: Starts, caplog: pytest.LogCaptureFixture
+) -> None:
+    pid, deaf = start(user=PERSON), start(user=PERSON, deaf=True)
+    found, both = Strays(), [on_gpu(pid), on_gpu(deaf)]
+    said: list[str] = []
+    for now in (1.0, 2.0, 3.0, 4.0 + strays.TERM_SECONDS):
+        found.look(both, Known(), action="end", now=now)
+        said += in_events(found.ended).values()
+        assert now < 2.0 or gone(pid)
+    assert gone(deaf)
+    for now in (20.0, 21.0):
+        found.look(both, Known(), action="end", now=now)
+        said += in_events(found.ended).values()
+    told = f"pid={pid}, sleep of user {PERSON}, 700 MiB"
+    assert said == [f"{told}, by TERM", f"pid={deaf}, sh of user {PERSON}, 700 MiB, by KILL"]
+    assert f"on GPU-1 is sent TERM, as the pool says: {told}" in caplog.text
+    assert len(caplog.records) == 3, "TERM to each, KILL to one"
+
+
+@as_somebody_else
+def test_one_that_leaves_the_gpu_at_once_and_ends_later_was_ended_all_the_same(start: Starts) -> None:
+    pid = start(user=PERSON, deaf=True)
+    found = Strays()
+    look(found, pid, 1.0)
+    assert look(found, pid, 2.0).done == "asked to end"
+    found.look([], Known(), action="end", now=3.0)
+    assert found.ended == [], "it lives, and writes what it has, say"
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    found.look([], Known(), action="end", now=4.0)
+    assert [str(end) for end in found.ended] == [f"pid={pid}, sh of user {PERSON}, 700 MiB, by TERM"]
+
+
+@as_somebody_else
+def test_one_that_ends_by_itself_was_not_ended_by_the_pool(start: Starts) -> None:
+    pid = start(user=PERSON)
+    found = Strays()
+    look(found, pid, 1.0)
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    for now in (2.0, 3.0):
+        found.look([on_gpu(pid)], Known(), action="end", now=now)
+        assert found.ended == []
+
+
+def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_call_themselves_stays_in_its_line() -> None:
+    many = [Ended(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
+    told = in_events([*many, Ended(StraySeen("GPU-2", 99, 7), "KILL")])
+    assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith("; and 3 more")
+    assert told["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
+
+
+@as_somebody_else
 def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None:
     pid = start(user=PERSON, deaf=True)
     found = Strays()
@@ -306,5 +360,9 @@ async def test_an_agent_finds_one_in_one_poll_and_ends_it_when_told_so_beside_it
         lambda: edge.observed[-1].strays is None and any(frame.strays == [] for frame in edge.observed[3:])
     )
     assert gone(pid)
+    await edge.until(lambda: bool(edge.health))
+    (event,) = edge.health
+    assert (event.code, event.gpu, event.source) == ("stray:ended", first[0].gpu, "agent")
+    assert event.detail.startswith(f"pid={pid}, sleep of user {PERSON}")
     await edge.until_state("run-1", "running")
     assert any(row.stray_processes for batch in edge.batches for row in batch.rows)

@@ -42,7 +42,7 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(gpupool: Gpupool, sign_in: Si
         code="xid:48", detail="row 7, pid=4711, name=train", at=timezone.now(), received_at=timezone.now(), action_taken="warn",
     )  # fmt: skip
     told = done(gpupool, "host health alpha")
-    assert "xid:48" in told and "an uncorrectable memory error" in told and "row 7" in told and "4711" not in told
+    assert "xid:48" in told and "an uncorrectable memory error" in told and "row 7, pid=4711" in told
     assert json.loads(done(gpupool, "host health alpha --json"))["gpus"][1]["repair_state"] == "out"
     assert "is well" in done(gpupool, "host return-gpu alpha 1")
 
@@ -303,3 +303,5 @@ def test_every_hardware_event_is_listed_not_the_last_twenty(gpupool: Gpupool, si
     told = done(gpupool, "host events alpha")
     assert all(f"xid:{100 + number}" in told for number in range(23)) and "4711" not in told
     assert "xid:100" not in done(gpupool, "host health alpha")
+    sign_in(served_world.operator)
+    assert all("pid=4711, name=train" in done(gpupool, f"host {part} alpha") for part in ("events", "health"))

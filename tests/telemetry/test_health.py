@@ -12,10 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.protocol import Health
+from agent.protocol import Health, RunSeen
 from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange, Unit
 from scheduler.services.hosts import cordon_host, drain_host
-from telemetry.agent_api import accept_health
+from telemetry.agent_api import accept_health, gpu_faults
 from telemetry.causes import MOST_SEARCHED, different, fewest
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent, HealthRule
@@ -56,6 +56,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
     ("code", "detail", "told"),
     [
         ("stray:process", "miner (pid 4242, user ada, 900 MiB) belongs to no workload", ""),
+        ("stray:ended", "pid=4242, miner of user ada, 900 MiB, by TERM", ""),
         ("xid:79", "pid='4242', name=miner, GPU has fallen off the bus.", ""),
         ("xid:79", "Bus lost, pid=4242, name=miner of ada, Ch 8", "Bus lost"),
         ("xid:79", "planted", "planted"),
@@ -255,6 +256,16 @@ def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_a
     assert HealthRule.objects.get(code=f"xid:{code}").counts == "people"
     for hardware in (48, 79, 94, 95, 119):
         assert HealthRule.objects.get(code=f"xid:{hardware}").counts == "events"
+
+
+def test_a_process_that_was_ended_is_noted_and_is_never_what_a_program_failed_of(world: World) -> None:
+    gpu = units_of(world.hosts["alpha"])[0].gpu
+    accept_health(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", "stray:ended", at(9).timestamp(), "pid=7, x"), at(9))
+    assert handle_events(at(9)) == 0
+    assert HealthEvent.objects.get().action_taken == "note"
+    HealthRule.objects.filter(code="stray:ended").update(action="quarantine_gpu")
+    run = RunSeen("r", 1, "ended", gpu_events=["stray:ended"])
+    assert gpu_faults([run]) == frozenset()
 
 
 # -- a host that somebody closed already -------------------------------------------------------------------------------------

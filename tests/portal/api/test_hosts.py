@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.dateparse import parse_datetime
 
-from portal.models import AuditEvent
+from portal.models import AuditEvent, User
 from portal.services import host_effects
 from scheduler import leases
 from scheduler.models import Host, JoinToken, MaintenanceWindow, Reservation, Run, Storage, Workload
@@ -314,3 +314,25 @@ def test_hardware_events_come_in_pages(today_world: World, client_of: Client) ->
     with CaptureQueriesContext(connection) as all_of_them:
         client.get(f"{HOSTS}alpha/events/")
     assert len(all_of_them) == len(asked)
+
+
+@pytest.mark.parametrize("part", ["events", "health"])
+def test_whose_process_an_event_is_about_is_told_to_operators_and_auditors_alone(
+    today_world: World, client_of: Client, part: str
+) -> None:
+    who = "miner (pid 4242, user ada, 900 MiB) belongs to no workload"
+    ended = "pid=4242, miner of user ada, 900 MiB, by TERM"
+    for code, detail in (("stray:process", who), ("stray:ended", ended)):
+        HealthEvent.objects.create(
+            host=today_world.hosts["alpha"], event_id=code, source="agent", code=code, detail=detail, at=today_world.now,
+            received_at=today_world.now,
+        )  # fmt: skip
+
+    def told(user: User) -> dict[str, str]:
+        found = client_of(user).get(f"{HOSTS}alpha/{part}/").json()
+        return {row["code"]: row["detail"] for row in found["events" if part == "health" else "results"]}
+
+    for name in ("operator", "auditor"):
+        assert told(today_world.people[name]) == {"stray:process": who, "stray:ended": ended}
+    for name in ("member", "lead", "finance"):
+        assert told(today_world.people[name]) == {"stray:process": "a process on it belongs to no workload", "stray:ended": ""}

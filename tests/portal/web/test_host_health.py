@@ -130,6 +130,68 @@ def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_al
         assert not any(word in other for word in ("4242", "miner", "user ada"))
 
 
+def found_at(world: World, second: int, *strays: StraySeen) -> list[str]:
+    """What operators are told of for the first time when a host says that these are there."""
+    before, now = len(told(world, "operator")), world.now + timedelta(seconds=second)
+    accept_strays(world.hosts["alpha"].pk, strays, now)
+    health.handle_events(now)
+    notify.tell(now + timedelta(seconds=5))
+    return told(world, "operator")[before:]
+
+
+def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_come_together_in_one_notice(world: World) -> None:
+    first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
+    one = StraySeen(first, 4242, 7, "ada", "miner", 900)
+    (said,) = found_at(world, 0, one)
+    assert said == (
+        "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done; have a look."
+    )
+    assert found_at(world, 60) == [], "it is gone"
+    (said,) = found_at(world, 180, replace(one, pid=4300, started=9))
+    assert "pid 4300" in said, "another one, on the same GPU within the hour"
+    assert found_at(world, 240, one, replace(one, gpu=second)) == [], "the first has come back, and is on two GPUs"
+    several = [replace(one, pid=5000 + number) for number in range(7)]
+    (said_together,) = found_at(world, 300, *several)
+    assert all(f"pid {5000 + number}" in said_together for number in range(5)) and "; and 2 more. Nothing" in said_together
+    notify.tell(world.now + timedelta(seconds=310))
+    assert len(told(world, "operator")) == 3 and told(world, "member") == []
+
+
+def test_operators_of_a_pool_that_ends_processes_of_nobody_are_told_that_it_does(world: World) -> None:
+    Pool.objects.update(stray_action="end")
+    (said,) = found_at(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7))
+    assert said.endswith("By the pool's policy it is ended if it stays; the host's page says so, or why not.")
+
+
+def test_where_processes_of_nobody_keep_coming_they_are_told_every_ten_minutes(world: World) -> None:
+    uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
+    assert (world.now.minute, world.now.second) == (0, 0)
+    coming = [found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7)) for number in range(notify.STRAY_NOTICES + 3)]
+    assert [len(said) for said in coming] == [1] * notify.STRAY_NOTICES + [0, 0, 0]
+    (late,) = found_at(world, 600)
+    assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
+    assert found_at(world, 610) == []
+    (said,) = found_at(world, 3600, StraySeen(uuid, 200, 7))
+    assert "pid 200" in said, "another hour"
+
+
+def test_a_process_of_nobody_that_is_only_noted_is_told_to_nobody(world: World) -> None:
+    HealthRule.objects.filter(code="stray:process").update(action="note")
+    assert found_at(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7)) == []
+
+
+def test_a_process_that_was_ended_is_on_the_hosts_page_with_whose_it_was_for_operators(world: World) -> None:
+    uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
+    who = "pid=4242, miner of user ada, 900 MiB, by TERM"
+    event = Health("one", uuid, "agent", "stray:ended", world.now.timestamp(), who)
+    accept_health(world.hosts["alpha"].pk, event, world.now)
+    health.handle_events(world.now)
+    ended = "A process that belongs to no workload was ended, as the pool says"
+    assert ended in page(world) and who in page(world)
+    other = page(world, "member")
+    assert ended in other and "4242" not in other and "user ada" not in other
+
+
 def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) -> None:
     name = world.vision.member.username
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
