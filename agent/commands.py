@@ -51,7 +51,7 @@ WRONG = 2
 FAILED = 1
 LARGEST_XID = 10_000
 DIAGNOSTIC = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}", re.ASCII)
-EDGE_FILE = "edge"  # in the state folder: where this host has joined
+INSTALLED = "gpupool-agent"  # the wheel's program
 STATE_FOLDER = Path("/var/lib/gpupool-agent")  # of the systemd unit
 
 
@@ -76,8 +76,18 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
 
 
+def _say(text: str) -> None:
+    """Print for whoever reads us, who may have gone already (| head): nothing is wrong then, and nothing is left to say."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="agent", description="The program on GPU hosts.", allow_abbrev=False)
+    # As it is called: the installed one has a name of its own, in a checkout it is ./run agent.
+    name = INSTALLED if Path(sys.argv[0]).name == INSTALLED else "agent"
+    parser = _Parser(prog=name, description="The program on GPU hosts.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=AGENT_VERSION)
     names = "run|join|probe|plant-xid|plant-stray|plant-fault"
     commands = parser.add_subparsers(required=True, metavar=names, parser_class=_Parser)
@@ -87,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--edge", type=_edge, default=None, help="the server's address, like http://127.0.0.1:8001; default: the one joined at"
     )
-    run.add_argument("--join-token", default="", help="single-use token from the hosts page, for the first start")
+    run.add_argument("--join-token", default="", help="single-use token from Fleet, Add host; for the first start")
     run.add_argument(
         "--host", type=_host, default=None, help="the name the token was made for (default: this machine's)"
     )
@@ -151,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     enter.add_argument("--state", type=_folder, default=STATE_FOLDER, help=f"the agent's folder; default: {STATE_FOLDER}")
     enter.add_argument("--edge", type=_edge, required=True, help="the server's address, like https://edge.example.org")
     enter.add_argument("--host", type=_host, default=None, help="the name the token was made for (default: this machine's)")
-    enter.add_argument("--join-token", required=True, help="single-use token from the hosts page")
+    enter.add_argument("--join-token", required=True, help="single-use token from Fleet, Add host")
     enter.set_defaults(run=_join)
 
     probe = commands.add_parser("probe", help="print the hardware this agent can read", allow_abbrev=False)
@@ -305,12 +315,12 @@ def _run(options: argparse.Namespace) -> int:
     state = State(options.state)
     host = options.host or state.identity.host or _own_name()
     if not state.identity.credential and not options.join_token:
-        raise StateError("--join-token: needed for the first start; make one on the hosts page")
+        raise StateError("--join-token: needed for the first start; make one at Fleet, Add host, or on the host's page")
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
     if options.reach and options.network != "internet":
         raise StateError("--reach: only with --network internet; allowed without it: none")
-    options.edge = options.edge or _edge_joined_at(options.state)
+    options.edge = options.edge or _edge_joined_at(state)
     stop, own = options.on_exit == "stop", dict(options.diagnostic)
     started = Options(options.edge, options.join_token, host, options.sample_seconds, stop, own, options.most_tmp)
     asyncio.run(_keep(started, state, models, options))
@@ -331,18 +341,18 @@ def _join(options: argparse.Namespace) -> int:
         asyncio.run(ask())
     except (TimeoutError, aiohttp.ClientError) as error:
         raise RuntimeError(f"--edge: {options.edge} does not answer: {error or type(error).__name__}") from None
-    write_text(options.state / EDGE_FILE, options.edge + "\n")
-    print(f"joined as {state.identity.host}; what it is to the server is in {options.state}")
+    state.note_edge(options.edge)
+    _say(f"joined as {state.identity.host}; what it is to the server is in {options.state}")
     return 0
 
 
-def _edge_joined_at(folder: Path) -> str:
+def _edge_joined_at(state: State) -> str:
     try:
-        return _edge((folder / EDGE_FILE).read_text().strip())
+        return _edge(state.edge.read_text().strip())
     except FileNotFoundError:
-        raise StateError(f"--edge: needed, since {folder} does not say where it has joined") from None
+        raise StateError(f"--edge: needed, since {state.folder} does not say where it has joined") from None
     except argparse.ArgumentTypeError as error:
-        raise StateError(f"{folder / EDGE_FILE}: {error}") from None
+        raise StateError(f"{state.edge}: {error}") from None
 
 
 async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
@@ -456,7 +466,7 @@ def _probe(options: argparse.Namespace) -> int:
         if isinstance(meter, NvmlMeter):
             told["conditions"] = await meter.conditions()
             told["nvidia_smi"] = _beside_nvidia_smi(hardware, rows)
-        print(json.dumps(told, indent=2))
+        _say(json.dumps(told, indent=2))
         await meter.close()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -475,14 +485,16 @@ def _beside_nvidia_smi(hardware: Hardware, rows: list[SampleRow]) -> dict[str, A
 
 def _plant_stray(options: argparse.Namespace) -> int:
     plant_stray(options.state, options.gpu, options.pid)
+    _say(f"process {options.pid} is found on GPU {options.gpu} from now on")
     return 0
 
 
 def _plant_fault(options: argparse.Namespace) -> int:
     plant_fault(options.state, options.gpu, "" if options.fault == "none" else options.fault)
+    _say(f"GPU {options.gpu} meets {'no fault' if options.fault == 'none' else f'the fault {options.fault}'} from now on")
     return 0
 
 
 def _plant(options: argparse.Namespace) -> int:
-    print(plant(options.state, options.gpu, options.code, time.time()))
+    _say(plant(options.state, options.gpu, options.code, time.time()))
     return 0

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -104,8 +105,8 @@ async def renew(session: aiohttp.ClientSession, edge: str, state: State) -> bool
 class _SaidNo(Exception):
     """The server's refusal of a request, in its words."""
 
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(_sentence(body))
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
@@ -122,7 +123,10 @@ async def _post(
         if answer.status >= 500:
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
-            raise _SaidNo(answer.status, body)
+            reason = _reason(body)
+            if answer.status == 404 or not reason:  # the portal, say: an edge has this path, and gives reasons
+                raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
+            raise _SaidNo(answer.status, reason)
         try:
             return parse(kind, json.loads(body))
         except ProtocolError:
@@ -131,12 +135,13 @@ async def _post(
             raise ProtocolError(f"not JSON: {error}") from None
 
 
-def _sentence(body: str) -> str:
+def _reason(body: str) -> str:
+    """What a refusal says of itself; '' where it is none of an edge."""
     try:
         data = json.loads(body)
-        return str(next(data[key] for key in ("reason", "detail", "error", "message") if key in data))
+        return str(next(data[key] for key in ("reason", "detail", "error", "message") if key in data))[:200]
     except (ValueError, TypeError, StopIteration):
-        return " ".join(body.split())[:200]
+        return ""
 
 
 class Connection:
@@ -152,6 +157,7 @@ class Connection:
         self._sequence = 0
         self._answered = 0  # the last Observed that the server has handled
         self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
+        self._is_up: bool | None = None  # as the log has it; None: it says nothing yet
 
     async def keep(self) -> None:
         """Connect, talk, and connect again with growing, jittered pauses."""
@@ -161,15 +167,28 @@ class Connection:
             try:
                 await self._talk()
             except Unwelcome as error:
+                self._is_up = False
                 log.warning("%s", error)
                 await asyncio.sleep(random.uniform(0.5, 1) * REFUSED_RETRY_SECONDS)
                 continue
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                log.info("the edge is away: %s", error or type(error).__name__)
+                self._note_lost(str(error) or type(error).__name__)
             if self._answered > answered:  # it was there, and took a report in
                 pause = FIRST_RETRY_SECONDS
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(LONGEST_RETRY_SECONDS, LONGEST_RETRY_POLLS * self._agent.poll_seconds, pause * 2)
+
+    def _note_up(self) -> None:
+        if not self._is_up:
+            self._is_up = True
+            log.info("connected to %s", self._edge)
+
+    def _note_lost(self, why: str) -> None:
+        """Said once, not for each try: an edge may be away for hours."""
+        if self._is_up is not False:
+            was = "the line to the edge is lost" if self._is_up else f"the edge {self._edge} is away"
+            log.warning("%s: %s; tried again until it answers", was, why)
+            self._is_up = False
 
     async def _talk(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
@@ -197,6 +216,7 @@ class Connection:
                 await asyncio.gather(sender, reader, return_exceptions=True)
             for task in done:
                 task.result()
+            self._note_lost("it was closed")
 
     async def _refused_at_the_door(self, status: int) -> None:
         if status in (401, 403):
@@ -208,7 +228,8 @@ class Connection:
                 await rejoin()
                 return
             raise Unwelcome("the server does not accept this host's credential: make a new join token for it")
-        raise aiohttp.ClientError(f"the edge answered {status}")
+        said = f"it answered {status} to {SYNC_PATH}"
+        raise aiohttp.ClientError(f"this is not a gpupool edge: {said}" if status < 400 or status == 404 else said)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
@@ -223,14 +244,14 @@ class Connection:
                 continue
             if isinstance(frame, Refused):
                 if frame.retry:
-                    log.info("the edge asks to come back: %s", frame.reason)
-                    return
+                    raise aiohttp.ClientError(f"it asks to come back: {frame.reason}")
                 raise Unwelcome(f"the server refused this agent: {frame.reason}")
             if isinstance(frame, Desired):
                 if frame.version != VERSION:
                     said = f"version: {frame.version}; allowed: {VERSION}"
                     raise Unwelcome(f"the server speaks another protocol: {said}; install the agent that belongs to it")
                 self._answered = frame.answers or self._sequence  # 0: a server that does not tell
+                self._note_up()
                 await self._agent.on_desired(frame, self._spoke_at(frame))
 
     def _spoke_at(self, desired: Desired) -> float:

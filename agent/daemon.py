@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +97,7 @@ class Agent:
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Workloads go on after it, kept by their shims, until their lease ends."""
         self.runs.adopt()
+        log.info("%s", self._what_is_here())
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -124,6 +126,13 @@ class Agent:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self._close()
+
+    def _what_is_here(self) -> str:
+        gpus = [gpu.model for gpu in self._hardware.gpus]
+        models = ", ".join(f"{count} x {model}" for model, count in sorted(Counter(gpus).items())) or "no GPU"
+        simulated = " (simulated)" if self.meter.simulated else ""
+        taken = len(self.runs.runs)
+        return f"up as {self.options.host}: {models}{simulated}; launcher: {self.runs.launcher.name}; runs taken over: {taken}"
 
     async def _close(self) -> None:
         if self._catching_up is not None:
@@ -178,14 +187,20 @@ class Agent:
 
     async def _join(self, session: aiohttp.ClientSession) -> None:
         pause = FIRST_RETRY_SECONDS
+        is_said = False
         while True:
             try:
                 await join(session, self.options.edge, self.state, self.options.join_token, self.options.host)
-                return
+                break
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                log.info("the edge is away: %s", error or type(error).__name__)
+                if not is_said:
+                    why = error or type(error).__name__
+                    log.warning("the edge %s is away: %s; tried again until it answers", self.options.edge, why)
+                    is_said = True
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_RETRY_SECONDS, pause * 2)
+        with disk_trouble_survived("where this host has joined"):  # the next start needs --edge then, and nothing else
+            self.state.note_edge(self.options.edge)
 
     def _door(self, run_id: str) -> Path | None:
         run = self.runs.runs.get(run_id)

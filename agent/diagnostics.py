@@ -25,7 +25,7 @@ from agent.conditions import RECOVERY, Condition
 from agent.locks import SLOTS_OF_A_GPU, Claim
 from agent.meter import Hardware, NoAnswer
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
-from agent.simulated_nvml import FAULT
+from agent.simulated_nvml import FAULT, check_simulated
 from agent.state import State, read_json, write_json
 
 log = logging.getLogger("agent.diagnostics")
@@ -287,5 +287,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def plant_fault(folder: Path, gpu: int, fault: str) -> None:
-    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing."""
+    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing.
+
+    Raises StateError.
+    """
+    check_simulated(folder, gpu)
     write_json(folder / FAULT, {**(read_json(folder / FAULT) or {}), str(gpu): fault})

@@ -403,13 +403,18 @@ def _advance(course: _Course, power: float, board: Board, now: float) -> None:
     course.at = now
 
 
-def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Have a simulated agent find this real process on a GPU. Raises StateError."""
+def check_simulated(folder: Path, gpu: int) -> None:
+    """Raises StateError where no agent with simulated GPUs has this state folder, or its host has no GPU of this index."""
     gpus = read_json(folder / "simulated.json")
     if gpus is None:
         raise StateError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
     if not 0 <= gpu < len(gpus):
         raise StateError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
+
+
+def plant_stray(folder: Path, gpu: int, pid: int) -> None:
+    """Have a simulated agent find this real process on a GPU. Raises StateError."""
+    check_simulated(folder, gpu)
     process = processes.look(pid)
     if process is None:
         raise StateError(f"--pid: {pid} is not a process of this machine")
@@ -419,11 +424,7 @@ def plant_stray(folder: Path, gpu: int, pid: int) -> None:
 
 def plant(folder: Path, gpu: int, code: int, now: float) -> str:
     """Put a hardware event before a simulated agent; it reports it at its next look. Gives the event's id. Raises StateError."""
-    gpus = read_json(folder / "simulated.json")
-    if gpus is None:
-        raise StateError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
-    if not 0 <= gpu < len(gpus):
-        raise StateError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
+    check_simulated(folder, gpu)
     event = uuid.uuid4().hex
     write_json(folder / "planted" / f"{event}.json", {"gpu": gpu, "code": code, "ts": now})
     return event

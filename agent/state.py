@@ -2,6 +2,7 @@
 
 identity.json      credential of this host (0600)
 host.key           private half of its key pair (0600)
+edge               where this host has joined
 starts             which starts of an agent this folder has seen
 generations.json   the highest generation ever started, per unit
 runs/<run>/        one folder per run, shared with its shim
@@ -160,6 +161,10 @@ class State:
     def tools(self) -> Path:
         return self.folder / "tools"
 
+    @property
+    def edge(self) -> Path:
+        return self.folder / "edge"
+
     def _load_identity(self) -> Identity:
         data = read_kept(self.folder / "identity.json")
         if data:
@@ -181,6 +186,12 @@ class State:
                 raise
             # The server takes the one before no more: an agent that starts again has to find this one also after a full disk.
             write_over(path, json.dumps(asdict(self.identity)))
+
+    def note_edge(self, edge: str) -> None:
+        """Keep where this host has joined, so that a later start needs no address."""
+        line = edge + "\n"
+        if not self.edge.exists() or self.edge.read_text() != line:
+            write_text(self.edge, line)
 
     def lay_out_tools(self) -> None:
         """Put this version's tools where workloads reach them. Running workloads keep what they have opened. On a full disk all of

@@ -22,7 +22,7 @@ from agent.kernels import PTX
 from agent.locks import Claim
 from agent.meter import Hardware
 from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
-from agent.state import State
+from agent.state import State, write_json
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -253,6 +253,7 @@ async def test_a_simulated_gpu_says_that_nothing_was_measured_and_finds_what_was
     seen = await end_of(diagnostics)
     assert (seen.state, seen.tool) == ("passed", "simulated")
     assert {check.detail for check in seen.checks} == {"simulated: nothing was measured"}
+    write_json(tmp_path / "state" / "simulated.json", ["GPU-a"])
     plant_fault(tmp_path / "state", 0, "memory")
     diagnostics.want([])
     diagnostics.want([wanted("d2")])

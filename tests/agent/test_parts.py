@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,8 +27,9 @@ from agent.protocol import SampleRow
 from agent.shim.keeper import Shim
 from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
 from agent.spool import Spool
-from agent.state import Generations, State, StateError
+from agent.state import Generations, State, StateError, write_json
 from agent.tenants import NotAllowed, Range, Tenants
+from tests.agent.conftest import ROOT
 
 # locks
 
@@ -442,6 +444,7 @@ GOOD = ["run", "--state", "S", "--edge", "http://127.0.0.1:1", "--join-token", "
         (["plant-xid", "--state", "S", "--gpu", "0", "--code", "79"], "not the state folder"),
         (["plant-xid", "--state", "S", "--gpu", "x", "--code", "79"], "whole number from 0 to 63"),
         (["plant-xid", "--state", "S", "--gpu", "0", "--code", "0"], "whole number from 1"),
+        (["plant-fault", "--state", "S", "--gpu", "0", "--fault", "memory"], "not the state folder"),
     ],
 )
 def test_a_wrong_argument_ends_with_one_line_that_names_it(
@@ -465,6 +468,37 @@ def test_probe_prints_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "--simulate", "2xA100-80GB"]) == 0
     printed = capsys.readouterr().out
     assert '"simulated": true' in printed and printed.count('"model": "A100-80GB"') == 2
+
+
+def test_probe_ends_quietly_when_nobody_reads_on() -> None:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m agent probe --simulate 8xH100-80GB | head -n 1"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "{\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", [["plant-xid", "--code", "79"], ["plant-stray", "--pid", "1"], ["plant-fault", "--fault", "memory"]]
+)
+def test_what_is_planted_names_a_gpu_that_is_there(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "simulated.json", ["GPU-a", "GPU-b"])
+    (tmp_path / "planted").mkdir()
+    verb, *rest = words
+    assert main([verb, "--state", str(tmp_path), "--gpu", "2", *rest]) == 2
+    assert capsys.readouterr().err == "agent: --gpu: 2 is not one of 0 to 1\n"
+    assert main([verb, "--state", str(tmp_path), "--gpu", "1", *rest]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize(("started_as", "named"), [("/opt/x/bin/gpupool-agent", "gpupool-agent"), ("agent/__main__.py", "agent")])
+def test_help_names_the_program_as_it_was_called(
+    started_as: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started_as])
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {named} run ")
 
 
 def test_the_agent_imports_nothing_of_the_server() -> None:

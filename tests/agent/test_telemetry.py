@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from agent.state import read_json
 from tests.agent.conftest import ROOT, AgentProcess, job
@@ -145,6 +150,125 @@ async def test_a_refused_token_ends_the_agent_with_one_line(edge: FakeEdge, tmp_
         said.decode().splitlines()[-1]
         == "agent: --join-token: the server refused it (403): this join token is not known"
     )
+
+
+async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert await agent.end() == 0
+    heard = len(edge.observed)
+    agent.process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", "run", "--state", str(agent.state)),
+        *("--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb", "--launcher", "plain"),
+        cwd=ROOT,
+    )
+    await edge.until(lambda: len(edge.observed) > heard)
+    assert len(edge.joins) == 1
+
+
+@pytest.fixture
+async def portal() -> AsyncIterator[str]:
+    """The address of a server that is no edge: it answers everything as the portal does what it does not know, with a page."""
+
+    async def unknown(request: web.Request) -> web.Response:
+        return web.Response(status=404, text="<!doctype html> <html lang=en>There is nothing here", content_type="text/html")
+
+    app = web.Application()
+    app.add_routes([web.route("*", "/{path:.*}", unknown)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("verb", ["join", "run"])
+async def test_an_address_that_is_no_edge_is_named_in_one_sentence(portal: str, tmp_path: Path, verb: str) -> None:
+    more = ["--simulate", "1xH100-80GB", "--launcher", "plain"] if verb == "run" else []
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", verb, "--state", str(tmp_path / "state"), "--edge", portal),
+        *("--join-token", "t", "--host", "h1", *more),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    last = said.decode().splitlines()[-1]
+    assert last == f"agent: --edge: {portal} is not a gpupool edge: it answered 404 to /agent/v1/join"
+    assert not (tmp_path / "state" / "edge").exists()
+
+
+async def test_a_joined_agent_at_an_address_that_is_no_edge_says_so_once_and_goes_on_trying(
+    portal: str, agent: AgentProcess, tmp_path: Path
+) -> None:
+    assert await agent.end() == 0
+    agent.more += ["--edge", portal]  # the last one counts
+    lines = await _log_of(agent, tmp_path / "log", joined=False)
+    await lines.until("is not a gpupool edge: it answered 404 to /agent/v1/sync", 1)
+    await asyncio.sleep(3.0)
+    assert lines.with_words("is not a gpupool edge") == 1
+    assert agent.process is not None and agent.process.returncode is None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What an agent has written into its log."""
+
+    path: Path
+
+    def with_words(self, words: str) -> int:
+        """How many lines hold these words."""
+        return sum(words in line for line in self.path.read_text().splitlines())
+
+    async def until(self, words: str, count: int) -> None:
+        """Wait for the line."""
+        ends = time.monotonic() + 40
+        while self.with_words(words) < count:
+            assert time.monotonic() < ends, self.path.read_text()
+            await asyncio.sleep(0.05)
+
+
+async def _log_of(agent: AgentProcess, path: Path, *, joined: bool = True) -> Lines:
+    """Start the agent, its log in this file."""
+    path.touch()
+    agent.program = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m agent \"$@\" 2>{shlex.quote(str(path))}", "agent"]
+    await agent.start(joined=joined)
+    return Lines(path)
+
+
+async def test_the_log_says_what_came_up_when_it_is_connected_and_once_that_the_line_is_lost(
+    edge: FakeEdge, agent: AgentProcess, tmp_path: Path
+) -> None:
+    await edge.want(job("sleep 300", units=agent.units[:1]))
+    await edge.until_state("run-1", "running")
+    assert await agent.end() == 0
+    lines = await _log_of(agent, tmp_path / "log")
+    await lines.until(f"INFO connected to {edge.url}", 1)
+    up = "INFO up as h1: 2 x H100-80GB (simulated); launcher: plain; runs taken over: 1"
+    assert lines.with_words(up) == 1
+    port = int(edge.url.rsplit(":", 1)[1])
+    await edge.stop()
+    await asyncio.sleep(4.0)  # several tries
+    assert lines.with_words("the line to the edge is lost") == 1
+    assert lines.with_words("agent.connection") == 2, lines.path.read_text()
+    await edge.start(port)
+    await lines.until(f"INFO connected to {edge.url}", 2)
+    assert lines.with_words("the line to the edge is lost") == 1
+
+
+async def test_an_edge_that_is_away_when_a_host_joins_is_told_of_once(edge: FakeEdge, tmp_path: Path) -> None:
+    port = int(edge.url.rsplit(":", 1)[1])
+    await edge.stop()
+    agent = AgentProcess(edge, tmp_path / "state", "plain")
+    try:
+        lines = await _log_of(agent, tmp_path / "log", joined=False)
+        await lines.until(f"the edge {edge.url} is away", 1)
+        await asyncio.sleep(2.0)
+        assert lines.with_words("is away") == 1
+        await edge.start(port)
+        await lines.until(f"connected to {edge.url}", 1)
+    finally:
+        agent.clean_up()
+        assert agent.process is not None
+        await agent.process.wait()
 
 
 async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(edge: FakeEdge, agent: AgentProcess) -> None:
