@@ -367,7 +367,7 @@ class Strict(serializers.Serializer[Any]):
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
             ]  # fmt: skip
             if numbers:  # DRF would take 0 as the text "0"
-                raise ValidationError({name: f"{shown(data[name])} is a number; {ALLOWED}text." for name in numbers})
+                raise ValidationError({name: f"a number; {ALLOWED}text." for name in numbers})
         return super().to_internal_value(data)
 
 
