@@ -238,5 +238,11 @@ def needs_a_look(viewer: User, groups: list[ModelGroup], now: datetime) -> list[
         found.append(
             {"host": window.host.name, "kind": "info", "words": f"maintenance: {window.reason}", "at": window.start}
         )
+    if policy.may(viewer, "host.change"):
+        waited_for = policy.visible_hosts(viewer).filter(last_sync_at=None, gpus=None)
+        found += [
+            {"host": name, "kind": "info", "words": "has not joined yet", "at": at}
+            for name, at in waited_for.values_list("name", "created_at")
+        ]
     order = {"bad": 0, "warn": 1, "info": 2}
     return sorted(found, key=lambda entry: (order[entry["kind"]], entry["host"], entry["words"]))

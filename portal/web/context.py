@@ -188,7 +188,8 @@ def _who(user: User, memberships: list[Membership]) -> str:
 def _simulated(user: User, organisation: Organisation | None) -> str:
     """What of the things shown is simulated, in sentences."""
     parts = []
-    hosts = policy.visible_hosts(user).aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))
+    there = policy.visible_hosts(user).exclude(last_sync_at=None)
+    hosts = there.aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))
     if hosts["simulated"]:
         which = (
             "All hosts are"

@@ -120,6 +120,14 @@ def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> 
     assert "none: plain processes" in shown
 
 
+def test_a_host_that_has_not_joined_yet_is_found_again_on_the_fleets_page(world: World) -> None:
+    now = timezone.now()
+    engine.add_host(pool=Pool.objects.get(hosts__name="alpha"), name="typo-host", now=now)
+    waited_for = {"host": "typo-host", "kind": "info", "words": "has not joined yet", "at": now}
+    for viewer, told in ((world.operator, True), (world.vision.member, False)):
+        assert (waited_for in fleet.needs_a_look(viewer, fleet.fleet(viewer, now), now)) is told
+
+
 def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
     Unit.objects.filter(gpu__host__name="alpha", gpu__index=0).update(slots=NumericRange(0, 120), profile="1g.10gb")
     unit = Unit.objects.get(gpu__host__name="alpha", gpu__index=0)
