@@ -11,7 +11,7 @@ import click
 from cli import output
 from cli.asks import MOMENT
 from cli.session import Session, cli, command
-from cli.words import ago, data_size
+from cli.words import ago, data_size, gpus
 
 
 @cli.group()
@@ -36,9 +36,9 @@ def status(session: Session) -> None:
             pool["kind"],
             each["model"],
             each["gpus"],
-            f"{each['held_gpus']:.4g}",
-            f"{each['free_gpus'] - each['free_in_parts_gpus']:.4g}",
-            f"{each['free_in_parts_gpus']:.4g}" if each["free_in_parts_gpus"] else "",
+            gpus(each["held_gpus"]),
+            gpus(each["free_gpus"] - each["free_in_parts_gpus"]),
+            gpus(each["free_in_parts_gpus"]) if each["free_in_parts_gpus"] else "",
         )
         for pool in pools
         for each in pool["models"]

@@ -17,10 +17,20 @@ from cli.words import Duration, Moment, ago, cores, gibibytes, local
 
 WHY = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
 NETWORKS = {"private": "only themselves", "internet": "the internet, nothing of the host", "host": "the host's"}
+RETURNS = ("uncordon", "undrain", "resume")  # words of others for our return
 PREVIEW = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
 
 
-@cli.group()
+class _HostVerbs(click.Group):
+    """Says which verb brings a host back to whom another scheduler has taught another word for it."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in RETURNS:
+            raise click.UsageError(f"There is no {args[0]}: a host comes back with 'return'.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@cli.group(cls=_HostVerbs)
 def host() -> None:
     """One host: its GPUs, diagnostics, repair and maintenance."""
 
@@ -384,6 +394,12 @@ def join(session: Session, name: str, pool: str | None, labels: tuple[str, ...])
     output.say(f"\n  {made['checkout_command']}\n")
     if made.get("simulated_as"):
         output.say(f"Its GPUs were simulated: add {made['simulated_as']} to that, and it has the same again.")
+    elif known is None or not known["gpus"]:
+        output.say("Without a GPU, add --simulate 8xH100-80GB to that: the host is then marked as simulated everywhere.")
+    output.say(
+        "Checkpoints and homes lie in the agent's state folder unless --homes names a folder that all hosts of the pool share."
+        " Without one, work that is moved to or from this host does not find its last checkpoint."
+    )
     if known is not None and known["lease_state"] in ("alive", "suspect"):
         output.say(f"The agent of {name} that speaks now is turned away once another one has joined.")
     return None

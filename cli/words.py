@@ -146,6 +146,11 @@ def cores(milli: int) -> str:
     return f"{milli / 1000:,.10g} core{'' if milli == 1000 else 's'}"
 
 
+def gpus(number: float) -> str:
+    """GPUs, of slices a part of one: ``3``, ``3.14``."""
+    return f"{round(number, 2):,.10g}"
+
+
 def gibibytes(mib: int) -> str:
     """``64 GiB``; less than one in MiB."""
     return f"{mib} MiB" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB"

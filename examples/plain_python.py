@@ -1,16 +1,22 @@
-"""A long sum that can be interrupted anywhere and ends with the same result. Needs nothing but Python."""
+"""A long sum that can be interrupted anywhere and ends with the same result. Needs nothing but Python.
+
+STEPS is how far it sums, PAUSE how many seconds a step takes.
+"""
 
 import json
+import os
 import time
 
 import gpupool_contract as gpupool
 
+STEPS = int(os.environ.get("STEPS", "100"))
+PAUSE = float(os.environ.get("PAUSE", "0.1"))
 state_file = gpupool.checkpoint_dir() / "state.json"
 state = json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "sum": 0}
 
-while state["step"] < 100:
+while state["step"] < STEPS:
     state = {"step": state["step"] + 1, "sum": state["sum"] + state["step"]}
-    time.sleep(0.1)
+    time.sleep(PAUSE)
     if gpupool.notice():
         part = state_file.with_suffix(".part")
         part.write_text(json.dumps(state))

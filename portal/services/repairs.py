@@ -12,7 +12,7 @@ from portal import policy
 from portal.errors import Conflict
 from portal.models import User
 from portal.services import audit, refusals
-from portal.validation import Checks, words_of_why
+from portal.validation import Checks, shown, words_of_why
 from portal.wording import host_texts
 from scheduler import diagnostics, inventory, nudge
 from scheduler import services as engine
@@ -101,7 +101,10 @@ def cancel_maintenance(
     policy.require(actor, "host.change")
     checks = Checks()
     there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
-    name = checks.choice("window", str(window), list(there))
+    name = str(window)
+    if name not in there:
+        announced = [(number, each.start, each.end) for number, each in there.items()]
+        checks.note("window", window, f"window is {shown(name)}; {host_texts.announced(host.name, announced)}")
     checks.done()
     row, why = there[name], words_of_why(why)
     with transaction.atomic():

@@ -93,6 +93,12 @@ def host_deed(verb: str, numbers: Numbers) -> str:
 
 
 
+def announced(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
+    """Which maintenance windows a host has: the number of each, its start and its end."""
+    listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
+    return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
+
+
 def still_there(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
     """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
     runs to its own end. Each soonest first."""

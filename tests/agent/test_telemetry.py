@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from agent.state import read_json
-from tests.agent.conftest import ROOT, AgentProcess, job
+from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 
@@ -161,6 +161,14 @@ async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(edg
         cwd=ROOT,
     )
     await edge.until(lambda: len(edge.observed) > heard)
+    assert len(edge.joins) == 1
+
+
+async def test_a_host_whose_disk_does_not_take_the_edges_address_joins_all_the_same(
+    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    (tmp_path / "state" / "edge").mkdir(parents=True)  # where nothing can be written
+    await make_agent()
     assert len(edge.joins) == 1
 
 

@@ -7,6 +7,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +217,19 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
     out = io.StringIO()
     call_command("export_snapshot", stdout=out)
     assert len(out.getvalue().splitlines()) == 2
-    out = io.StringIO()
-    call_command("export_snapshot", workload=first.pk, stdout=out)
-    assert out.getvalue().splitlines() == [
-        f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1, told to go 0, waiting 0"
-    ]
+    for told in (str(first.public_id), str(first.public_id)[:8]):  # as its page has it, as lists do
+        out = io.StringIO()
+        call_command("export_snapshot", f"--workload={told}", stdout=out)
+        assert out.getvalue().splitlines() == [
+            f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1, told to go 0, waiting 0"
+        ]
+    for said, wrong in (("allowed: the id of a workload", str(first.pk)), ("there is no such workload", str(uuid.uuid4()))):
+        with pytest.raises(CommandError, match=said):
+            call_command("export_snapshot", f"--workload={wrong}", stdout=io.StringIO())
+    second = Workload.objects.exclude(pk=first.pk).get()
+    Workload.objects.filter(pk=second.pk).update(public_id=f"{str(first.public_id)[:-1]}{int(str(first.public_id)[-1], 16) ^ 1:x}")
+    with pytest.raises(CommandError, match="several begin so"):
+        call_command("export_snapshot", f"--workload={str(first.public_id)[:8]}", stdout=io.StringIO())
     with pytest.raises(CommandError, match="number: 999999; there is no such recording"):
         exported(999_999)
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduler import recording
-from scheduler.models import Decision, Recording
+from scheduler.models import Decision, Recording, Workload
 
 LISTED = 20
+BEGINNING = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
+
+
+def _id(text: str) -> str:
+    """An id, or the beginning of one as lists show it."""
+    if not BEGINNING.fullmatch(text.lower()):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}; allowed: the id of a workload or at least its first 8 characters, as its page and gpupool show have it"
+        )
+    return text.lower()
 
 
 class Command(BaseCommand):
@@ -19,7 +31,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("number", nargs="?", type=int, help="of the recording; without it the latest are listed")
         parser.add_argument(
-            "--workload", type=int, help="list those in which something was decided about this workload"
+            "--workload", type=_id, help="list those in which something was decided about the workload of this id"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -33,11 +45,14 @@ class Command(BaseCommand):
                 f"number: {options['number']}; there is no such recording, or its time is over"
             ) from None
 
-    def _list(self, workload: int | None) -> None:
+    def _list(self, workload: str | None) -> None:
         found = Recording.objects.order_by("-pk")
         if workload is not None:
+            meant = list(Workload.objects.filter(public_id__startswith=workload).order_by("pk")[:2])
+            if len(meant) != 1:
+                raise CommandError(f"workload: {workload}; {'several begin so' if meant else 'there is no such workload'}")
             # A decision and its recording carry the moment of the same apply.
-            found = found.filter(at__in=Decision.objects.filter(workload=workload).values("at"))
+            found = found.filter(at__in=Decision.objects.filter(workload=meant[0]).values("at"))
         for row in reversed(found[:LISTED]):
             at = row.at.isoformat(timespec="milliseconds")
             self.stdout.write(f"{row.pk}  {at}  started {row.placed}, told to go {row.evicted}, waiting {row.refused}")
