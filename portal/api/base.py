@@ -367,7 +367,7 @@ class Strict(serializers.Serializer[Any]):
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
             ]  # fmt: skip
             if numbers:  # DRF would take 0 as the text "0"
-                raise ValidationError({name: f"a number; {ALLOWED}text." for name in numbers})
+                raise ValidationError(dict.fromkeys(numbers, f"a number; {ALLOWED}text."))
         return super().to_internal_value(data)
 
 

@@ -102,7 +102,7 @@ def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(t
 def test_a_number_is_no_text(today_world: World, client_of: Client) -> None:
     answer = client_of(today_world.operator).post("/api/v1/hosts/", {"name": 0, "pool": "shared"})
     assert answer.status_code == 400
-    assert answer.json()["errors"] == [{**answer.json()["errors"][0], "field": "name", "message": "name is 0: a number; allowed: text."}]
+    assert answer.json()["errors"][0]["message"] == "name is 0: a number; allowed: text."
 
 
 def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of: Client) -> None:
