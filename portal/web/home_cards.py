@@ -17,7 +17,7 @@ from portal.wording import ask_texts, endings, expected_starts, phrases, reasons
 from scheduler.core.model import WHOLE
 from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
-from scheduler.states import WorkloadState
+from scheduler.states import LeaseState, WorkloadState
 
 LIVE = (WorkloadState.RUNNING, WorkloadState.NOTICE)
 BEFORE = (WorkloadState.PLACED, WorkloadState.STARTING)
@@ -307,6 +307,8 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
             by = "you" if piece.stop.user_id == user.pk else piece.stop.name
             return {"text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."}
         return {"text": f"It is being stopped. {why_it_goes(piece, user)}".strip()}
+    if workload.state == WorkloadState.RUNNING and (quiet := _quiet_host(piece, now)):
+        return {"warn": True, "text": quiet}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
             "warn": True,
@@ -346,6 +348,17 @@ def borrowed(piece: Piece) -> str:
     if line is None:
         return ""
     return ask_texts.borrows(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
+
+
+def _quiet_host(piece: Piece, now: datetime) -> str:
+    """That nothing was heard of its host for too long; of a gang, of its first. Empty while it reports."""
+    host = piece.run.host if piece.run is not None else None
+    if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
+        return ""
+    return (
+        f"Its host {host.name} was last heard {duration(now - host.last_sync_at)} ago. What runs there stops by itself when its "
+        "lease is over, and begins again elsewhere where it may be tried again."
+    )
 
 
 def why_it_goes(piece: Piece, user: User) -> str:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
 from portal.web import home_cards
-from scheduler.models import Allocation, Reservation, Run, Workload
+from scheduler.models import Allocation, Host, Reservation, Run, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
 from telemetry.models import HealthEvent
@@ -801,3 +801,13 @@ def test_what_needs_the_guarantees_of_others_can_be_put_to_an_operator_from_the_
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
     assert Submission.objects.get().payload["units"] == 8  # it waits: asking is not allowing
     assert not Reservation.objects.exists()
+
+
+def test_a_job_whose_host_has_fallen_quiet_says_so_and_what_follows(world: World) -> None:
+    storm = run_job(world, world.language, "storm", host="alpha", gpus=[0])
+    page = reverse("job", args=[storm.public_id])
+    Host.objects.filter(name="alpha").update(last_sync_at=timezone.now() - dt.timedelta(seconds=34), lease_state="alive")
+    assert "was last heard" not in signed_in(world.language.member).get(page).content.decode()
+    Host.objects.filter(name="alpha").update(lease_state="suspect")
+    shown = signed_in(world.language.member).get(page).content.decode()
+    assert "Its host alpha was last heard 34 s ago. What runs there stops by itself when its lease is over" in shown
