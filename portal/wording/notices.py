@@ -76,7 +76,7 @@ NOTICES: dict[str, Callable[[Facts], str]] = {
         f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
     ),
     "strays_found": lambda f: (
-        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ())}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
+        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ('a process that belongs to no workload',))}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
         + (
             "By the pool's policy it is ended if it stays; the host's page says so, or why not."
             if f.get("ends") and f.get("action") == "warn"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,8 +108,10 @@ class AgentProcess:
 
 def forget_network(state: Path) -> None:
     """Take away the rules that an agent with this state leaves when it is killed: its workloads would still need them."""
-    words = ["nft", "delete", "table", "inet", f"gpupool_{key_of(state)}"]
-    subprocess.run(words, capture_output=True, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
+    path = "/usr/sbin:/sbin:/usr/bin:/bin"
+    if shutil.which("nft", path=path):  # without it none were made
+        words = ["nft", "delete", "table", "inet", f"gpupool_{key_of(state)}"]
+        subprocess.run(words, capture_output=True, env={"PATH": path})
 
 
 MakeAgent = Callable[..., Awaitable[AgentProcess]]
