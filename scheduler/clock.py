@@ -196,29 +196,35 @@ class MassSilence:
 
 
 def mass_silence(now: datetime) -> MassSilence | None:
-    """Whether that is so now. One query."""
-    hosts, quiet = _those_heard_of(now)
-    if not leases.is_mass_silence(len(quiet), len(hosts)):
+    """Whether that is so now. One query, and another when any host is quiet."""
+    quiet = _quiet(now)
+    hosts = _heard_of().count() if quiet else 0
+    if not leases.is_mass_silence(len(quiet), hosts):
         return None
-    return MassSilence(len(quiet), len(hosts), max(host.last_sync_at or host.created_at for host in quiet))
+    return MassSilence(len(quiet), hosts, max(host.last_sync_at or host.created_at for host in quiet))
 
 
-def _those_heard_of(now: datetime) -> tuple[list[Host], list[Host]]:
-    """The hosts that have spoken and are not known to be silent, and those of them that are quiet for too long."""
-    heard = Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
-    hosts = list(heard.select_related("pool").order_by("pk"))
-    return hosts, [host for host in hosts if _quiet_seconds(host, now) > leases.rules().suspect_seconds]
+def _heard_of() -> QuerySet[Host]:
+    """The hosts that have spoken and are not known to be silent."""
+    return Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
+
+
+def _quiet(now: datetime) -> list[Host]:
+    """Those of them that are quiet for too long."""
+    spoke = Coalesce("last_sync_at", "created_at")
+    late = now - timedelta(seconds=leases.rules().suspect_seconds)
+    return list(_heard_of().annotate(spoke=spoke).filter(spoke__lt=late).select_related("pool").order_by("pk"))
 
 
 def watch_hosts(now: datetime) -> None:
     """Hosts that stopped speaking become suspect, then silent and their work lost; unless most of them did so at once."""
-    hosts, quiet = _those_heard_of(now)
+    quiet = _quiet(now)
     for host in quiet:
         if host.lease_state == LeaseState.ALIVE:
             _suspect(host, now)
     patience = leases.silent_after(quiet) if quiet else {}
     overdue = [host for host in quiet if _quiet_seconds(host, now) > patience[host.pk]]
-    if overdue and leases.is_mass_silence(len(quiet), len(hosts)):
+    if overdue and leases.is_mass_silence(len(quiet), _heard_of().count()):
         return  # operators are told by the pages: ``mass_silence``
     for host in overdue:
         _declare_silent(host, now)

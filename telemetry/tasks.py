@@ -16,10 +16,7 @@ log = structlog.get_logger(__name__)
 @shared_task(name="telemetry.tasks.ingest_stream")
 def ingest_stream() -> None:
     """Bring what waits on the stream into the database."""
-    connection = agent_api.connection()
-    # What arrives from now on needs a nudge of its own.
-    connection.delete(agent_api.NUDGED)
-    done = ingest.drain(connection, timezone.now())
+    done = ingest.drain(agent_api.connection(), timezone.now())
     if done.rejected:
         log.warning("samples rejected", rows=done.rejected, batches=done.batches)
 

@@ -8,6 +8,7 @@ minutes for as long again. A try costs next to nothing, so here one follows the 
 from __future__ import annotations
 
 import os
+import select
 import time
 from typing import Any
 
@@ -19,7 +20,7 @@ AGAIN_SECONDS = 0.1  # between two tries of one lost connection
 
 
 class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
-    """A pool whose ``getconn`` gives a connection that has just answered, or raises ``PoolTimeout`` after ``timeout``."""
+    """A pool whose ``getconn`` gives a connection that nobody has ended, or raises ``PoolTimeout`` after ``timeout``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -34,13 +35,14 @@ class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
         super().schedule_task(task, min(delay, AGAIN_SECONDS) if isinstance(task, AddConnection) else delay)
 
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
-        """A connection that has just answered. Each broken one is replaced, and the next one looked at without a pause."""
+        """A connection that nobody has ended. Each broken one is replaced, and the next one looked at without a pause."""
         ends = time.monotonic() + (self.timeout if timeout is None else timeout)
         broken = 0
         while True:
             connection: psycopg.Connection[Any] = super().getconn(max(0.0, ends - time.monotonic()))
             try:
-                self.check_connection(connection)
+                if _was_spoken_to(connection):
+                    self.check_connection(connection)
                 return connection
             except psycopg.Error:
                 self.putconn(connection)  # sees that it is broken, and has another one made
@@ -50,3 +52,11 @@ class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
             broken += 1
             if broken > self.max_size:  # these are new ones: a server that takes connections and drops them at once
                 time.sleep(AGAIN_SECONDS)
+
+
+def _was_spoken_to(connection: psycopg.Connection[Any]) -> bool:
+    """Has the server said anything while the connection was idle? Whoever ends one says so or hangs up. Without that there is no
+    need to ask: a question would cost as much as the shortest statement."""
+    line = select.poll()
+    line.register(connection.fileno(), select.POLLIN)
+    return bool(line.poll(0))

@@ -73,6 +73,31 @@ def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_wi
     assert took < 2, "psycopg's own takes 3 s, from the third broken connection on"
 
 
+def test_one_that_the_server_ended_while_it_was_idle_is_not_given_and_one_that_is_well_is_not_asked(
+    pool: QuickPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    check = QuickPool.check_connection
+
+    def count(one: psycopg.Connection[Any]) -> None:
+        asked.append(one.info.backend_pid)
+        check(one)
+
+    monkeypatch.setattr(QuickPool, "check_connection", staticmethod(count))
+    held = [pool.getconn() for _ in range(8)]
+    ended = held[0].info.backend_pid
+    held[1].execute("SET ROLE NONE")  # the program's own may not
+    held[1].execute("SELECT pg_terminate_backend(%s, 2000)", (ended,))
+    for one in held:
+        pool.putconn(one)  # idle, as far as it knows
+    taken = [pool.getconn() for _ in range(8)]
+    assert all(one.execute("SELECT 1").fetchone() == (1,) for one in taken)
+    assert ended not in {one.info.backend_pid for one in taken}
+    assert asked == [ended]
+    for one in taken:
+        pool.putconn(one)
+
+
 def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(address: dict[str, Any]) -> None:
     away = {**address, "host": "127.0.0.1", "port": 1}
     now: dict[str, Any] = dict(away)

@@ -25,13 +25,11 @@ NOW = at(10, 0)
 
 @pytest.fixture(autouse=True)
 def empty_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The real stream of this test's own Redis database, and no worker to be woken."""
+    """The real stream of this test's own Redis database."""
     assert "db=" in settings.REDIS_URL or settings.REDIS_URL
     agent_api.connection().delete(STREAM)
-    # A nudge is on its way already, so none is sent to a queue that has no worker here.
-    agent_api.connection().set(agent_api.NUDGED, "1")
     yield
-    agent_api.connection().delete(STREAM, agent_api.NUDGED)
+    agent_api.connection().delete(STREAM)
 
 
 def land(world: World, *batches: SampleBatch, host: str = "alpha", now: object = NOW) -> Ingested:
@@ -72,7 +70,6 @@ def test_the_watermark_waits_for_a_missing_batch_and_a_flushed_redis_loses_nothi
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
     accept_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
     agent_api.connection().delete(STREAM)
-    agent_api.connection().set(agent_api.NUDGED, "1")
     land(world, batch(2, unit, at(9, 51), 6))
     assert committed_sequence(host.pk) == 0
     land(world, batch(1, unit, at(9, 50), 6), batch(2, unit, at(9, 51), 6))

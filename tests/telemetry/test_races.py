@@ -78,13 +78,12 @@ def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch:
 @pytest.fixture
 def stream(committed_world: World) -> Iterator[World]:
     agent_api.connection().delete(STREAM)
-    agent_api.connection().set(agent_api.NUDGED, "1")
     for sequence in (1, 2, 3):
         start = at(9) + dt.timedelta(minutes=sequence)
         one = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
         agent_api.accept_batch(committed_world.hosts["alpha"].pk, one, at(10))
     yield committed_world
-    agent_api.connection().delete(STREAM, agent_api.NUDGED)
+    agent_api.connection().delete(STREAM)
 
 
 def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:

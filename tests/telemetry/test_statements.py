@@ -157,11 +157,9 @@ def late_samples(world: World) -> None:
     """Samples of the closed month arrive and are rolled up."""
     stream = agent_api.connection()
     stream.delete(STREAM)
-    stream.set(agent_api.NUDGED, "1")
     late = batch(1, units_of(world.hosts["beta"])[0], at(20, 30, day=31), 60)
     agent_api.accept_batch(world.hosts["beta"].pk, late, AFTER)
     assert drain(stream, AFTER).rows == 60
-    stream.delete(agent_api.NUDGED)
     assert roll_up_due(AFTER).rows > 0
 
 

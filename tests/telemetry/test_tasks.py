@@ -24,9 +24,8 @@ pytestmark = pytest.mark.django_db
 def living(db: None) -> Iterator[World]:
     """The world as of two hours ago, for ticks that read the clock."""
     agent_api.connection().delete(STREAM)
-    agent_api.connection().set(agent_api.NUDGED, "1")
     yield build_world(timezone.now() - timedelta(hours=2))
-    agent_api.connection().delete(STREAM, agent_api.NUDGED)
+    agent_api.connection().delete(STREAM)
 
 
 def partitions() -> set[str]:
