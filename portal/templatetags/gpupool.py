@@ -34,7 +34,7 @@ STATES: dict[str, tuple[str, str, str]] = {
     "stopping": ("Stopping", "ending", "ending"),
     "ended": ("Ended", "ended", "ended"),
     "idle": ("Idle", "idle", "idle"),
-    "preempted": ("Preempted", "preempted", "queued"),
+    "waits_to_resume": ("Waits to resume", "preempted", "queued"),
     "failed": ("Failed", "failed", "failed"),
     "cancelled": ("Cancelled", "cancelled", "ended"),
     "stopped": ("Stopped", "cancelled", "ended"),

@@ -63,11 +63,11 @@ def page_of(workload: Workload) -> str:
 
 
 def shown_state(workload: Workload) -> str:
-    """The state a person sees: warned notebooks are idle, evicted work that waits again was preempted."""
+    """The state a person sees: warned notebooks are idle, work that ran and waits again waits to resume, whatever ended it."""
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return "idle"
     if workload.state == WorkloadState.QUEUED and workload.attempt:
-        return "preempted"
+        return "waits_to_resume"
     if workload.state == WorkloadState.ENDED:
         return ended_state(workload.outcome, ran=workload.attempt > 0)
     return str(workload.state)

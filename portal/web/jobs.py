@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from io import BytesIO
@@ -40,6 +41,7 @@ ARRAY_LOSS = (
 TAIL_BYTES = 64 * 1024
 PART_BYTES = 128 * 1024
 LAST_LINES = timedelta(seconds=30)  # after the end, in which the rest of a log still comes
+BESIDE = {"tab": "work/workload_tabs.html", "side": "work/workload_side.html"}
 TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
 BUCKET_WORDS = {
     "used": "Held by this workload",
@@ -135,11 +137,19 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "tabs": tabs_of(request, workload, piece, now),
         **tab_context(request, workload, piece, user, currency, now),
     }
-    if request.GET.get("part") == "tab":
-        return render(request, "work/workload_tabs.html", {**context, "now": now})
-    return live.page(
-        request, "work/job.html", "work/job_part.html", context, topics=[f"workload:{workload.public_id}"], now=now
-    )
+    return live_page(request, "work/job.html", "work/job_part.html", context, workload, now)
+
+
+def live_page(
+    request: HttpRequest, template: str, part: str, context: Mapping[str, Any], workload: Workload, now: datetime
+) -> HttpResponse:
+    """A workload's page, or the ``?part=`` of it that is asked for: its tabs and its side are when it is placed, runs or ends."""
+    beside = BESIDE.get(request.GET.get("part", ""))
+    if beside is not None:
+        return render(request, beside, {**context, "now": now})
+    topics = [f"workload:{workload.public_id}", *(["queue"] if workload.kind == WorkloadKind.NOTEBOOK else [])]
+    stage = f"{workload.state} {workload.attempt}"
+    return live.page(request, template, part, context, topics=topics, now=now, stage=stage)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -221,7 +231,7 @@ def tab_context(
     """What the chosen tab shows. A refresh of the live part above it asks for none of this."""
     tab = _tab(request)
     context: dict[str, Any] = {"tab": tab}
-    if request.GET.get("part") == "live":
+    if request.GET.get("part") in ("live", "side"):
         return context
     if tab == "log":
         context |= _log_tab(request, workload, user)

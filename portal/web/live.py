@@ -31,19 +31,24 @@ def page(
     *,
     topics: Sequence[str],
     now: datetime,
+    stage: str = "",
 ) -> HttpResponse:
     """The page ``template``, which shows ``{% include "work/live.html" %}`` where the ``part`` belongs, or (``?part=live``)
-    only that part. ``topics`` are the edge's; the context gets ``now`` too."""
+    only that part. ``topics`` are the edge's; the context gets ``now`` too. When the ``stage`` is another than the browser's, it
+    is told ``next-stage``, and whatever of the page waits for that is asked for anew."""
     given = {**context, "now": now}
     body = render_to_string(part, given, request)
-    given["live"] = _live(request, body, topics)
+    given["live"] = _live(request, body, topics, stage)
     if request.GET.get("part") != "live":
         return render(request, template, given)
     if request.GET.get("version") == given["live"]["version"]:
         answer = render(request, "work/fresh.html", given)
         answer.headers["HX-Reswap"] = "none"
         return answer
-    return render(request, "work/live_answer.html", given)
+    answer = render(request, "work/live_answer.html", given)
+    if request.GET.get("stage", "") != stage:
+        answer.headers["HX-Trigger"] = "next-stage"
+    return answer
 
 
 def events_url(topics: Sequence[str]) -> str:
@@ -51,10 +56,13 @@ def events_url(topics: Sequence[str]) -> str:
     return f"{settings.GPUPOOL_EDGE_URL}/events?{urlencode({'topics': ','.join(topics)})}"
 
 
-def _live(request: HttpRequest, body: SafeString, topics: Sequence[str]) -> dict[str, Any]:
-    version = hashlib.sha256(CHANGES.sub(r"\1", body).encode()).hexdigest()[:16]
+def _live(request: HttpRequest, body: SafeString, topics: Sequence[str], stage: str) -> dict[str, Any]:
+    words = CHANGES.sub(r"\1", body)
+    version = hashlib.sha256(f"{stage} {words}".encode()).hexdigest()[:16]
     query = request.GET.copy()
     query["part"], query["version"] = "live", version
+    if stage:
+        query["stage"] = stage
     kinds = sorted({topic.partition(":")[0] for topic in topics})
     return {
         "body": mark_safe(body),

@@ -242,16 +242,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "tabs": jobs.tabs_of(request, workload, piece, now),
         **jobs.tab_context(request, workload, piece, user, currency, now),
     }
-    if request.GET.get("part") == "tab":
-        return render(request, "work/workload_tabs.html", {**context, "now": now})
-    return live.page(
-        request,
-        "work/notebook.html",
-        "work/notebook_part.html",
-        context,
-        topics=[f"workload:{workload.public_id}", "queue"],
-        now=now,
-    )
+    return jobs.live_page(request, "work/notebook.html", "work/notebook_part.html", context, workload, now)
 
 
 @signed_in

@@ -92,7 +92,7 @@ def _sample(now: datetime) -> dict[str, Any]:
         "shares": [None, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95],
         "icons": _icon_names(),
         "workload_states": ["queued", "placed", "starting", "running", "notice", "stopping", "ended"],
-        "other_states": [name for name in STATES if name not in {"idle", "preempted", "failed"}][7:],
+        "other_states": [name for name in STATES if name not in {"idle", "waits_to_resume", "failed"}][7:],
         "zooms": [
             {"label": "Day", "url": "#"},
             {"label": "Week", "url": "#", "current": True},

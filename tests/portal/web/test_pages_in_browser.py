@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from portal.models import User
 from scheduler.models import Workload
 from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
-from tests.portal.web.work_samples import run_job
+from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.world import PASSWORD, World
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -96,3 +97,15 @@ def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
     desk.refresh_from_db()
     assert (desk.state, desk.stop_requested) == ("stopping", "cancelled")
     expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
+
+
+def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(world: World, live_server: Any, browser: Browser) -> None:
+    job = make_waiting(world, world.vision, "mri-foundation", units=1)
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}/jobs/{job.public_id}/?tab=attempts")
+    expect(page.locator("#parts")).to_contain_text("Not placed yet")
+    start(world, job, host="alpha", gpus=[0], since=timezone.now())
+    expect(page.locator("#live-part")).to_contain_text("alpha, GPU 0", timeout=20_000)
+    expect(page.locator("#parts").get_by_role("link", name="Attempts")).to_contain_text("1")
+    expect(page.locator("#parts")).to_contain_text("alpha")
+    expect(page.locator("aside")).to_contain_text("GPU 0 of alpha")

@@ -64,24 +64,29 @@ def run_job(
 ) -> Workload:
     """One that runs on these GPUs since half an hour; a notebook answers."""
     since = timezone.now() - dt.timedelta(minutes=30)
-    job = queue_job(
-        world, team, name, kind=kind, units=len(gpus), state=WorkloadState.RUNNING, attempt=1, started_at=since, **also
-    )
+    job = queue_job(world, team, name, kind=kind, units=len(gpus), **also)
+    start(world, job, host=host, gpus=gpus, since=since)
+    return job
+
+
+def start(world: World, job: Workload, *, host: str, gpus: list[int], since: dt.datetime) -> None:
+    """It runs on these GPUs since then, for the first time."""
+    job.state, job.attempt, job.started_at = WorkloadState.RUNNING, 1, since
+    job.save()
     run = Run.objects.create(
         workload=job, attempt=1, host=world.hosts[host], generation=job.pk, state=RunState.RUNNING, placed_at=since,
-        starting_at=since, running_at=since, ready_at=since if kind == "notebook" else None,
+        starting_at=since, running_at=since, ready_at=since if job.kind == "notebook" else None,
     )  # fmt: skip
     for unit in units_of(world.hosts[host]):
         if unit.gpu.index in gpus:
             Allocation.objects.create(
                 run=run,
                 workload=job,
-                project=team.project,
+                project=job.project,
                 unit=unit,
                 slots=unit.slots,
                 period=DateTimeTZRange(since, None),
             )
-    return job
 
 
 def reserve(world: World, team: TeamOfWorld, name: str, *, hours: float, length: float, units: int = 2) -> Reservation:
