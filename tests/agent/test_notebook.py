@@ -82,7 +82,7 @@ async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: s
             "buffers": [],
         }
         await socket.send_str(json.dumps(message))
-        printed = ""
+        printed, over = "", set()  # its answer and what it prints come by two ways, either may be first
         async for answer in socket:
             data = json.loads(answer.data)
             if data["parent_header"].get("msg_id") != name:
@@ -91,7 +91,9 @@ async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: s
                 printed += data["content"]["text"]
             if data["msg_type"] == "error":
                 printed += "\n".join(data["content"]["traceback"])
-            if data["msg_type"] == "execute_reply":
+            if data["msg_type"] == "execute_reply" or data["content"].get("execution_state") == "idle":
+                over.add(data["msg_type"])
+            if over == {"execute_reply", "status"}:
                 return printed
     raise AssertionError("the kernel's connection ended")
 
