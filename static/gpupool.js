@@ -242,6 +242,9 @@
   document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
+  /* What was said of a workload's last stage ("is queued") is not so in the next. */
+  document.addEventListener("next-stage", () => { for (const said of document.querySelectorAll(".messages .note.ok")) said.remove(); });
+
   /* What scrolls sideways can be reached, and scrolled, by keyboard. */
   const letReach = () => {
     for (const box of document.querySelectorAll(".scroll")) {

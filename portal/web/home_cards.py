@@ -40,6 +40,8 @@ def card(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, An
         made |= _waiting(piece, user, now)
     elif workload.state in BEFORE:
         made["steps"] = step_line(piece)
+    elif workload.state == WorkloadState.ENDED:
+        made["readings"] = _in_the_end(piece, currency)
     else:
         made |= _running(piece, currency, now)
     made["state_detail"] = _idle_since(workload, now) if made["state"] == "idle" else ""
@@ -273,6 +275,12 @@ def _running(piece: Piece, currency: str, now: datetime) -> dict[str, Any]:
         "readings": [_time_left(piece, now), _cost(piece, currency)],
     }
     return made
+
+
+def _in_the_end(piece: Piece, currency: str) -> list[dict[str, str]]:
+    """What became of it: nothing of it is left, and nothing is being read any more."""
+    cost = money(piece.cost, currency) if piece.cost is not None else "–"
+    return [{"label": "Ran", "value": ran_for(piece.workload) or "did not run"}, {"label": "Cost", "value": cost}]
 
 
 def _time_left(piece: Piece, now: datetime) -> dict[str, str]:

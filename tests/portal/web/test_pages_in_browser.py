@@ -108,4 +108,18 @@ def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(world: World, l
     expect(page.locator("#live-part")).to_contain_text("alpha, GPU 0", timeout=20_000)
     expect(page.locator("#parts").get_by_role("link", name="Attempts")).to_contain_text("1")
     expect(page.locator("#parts")).to_contain_text("alpha")
-    expect(page.locator("aside")).to_contain_text("GPU 0 of alpha")
+    expect(page.locator("aside").last).to_contain_text("GPU 0 of alpha")
+
+
+def test_what_was_said_of_a_stage_that_is_over_goes_with_it(world: World, live_server: Any, browser: Browser) -> None:
+    job = make_waiting(world, world.vision, "mri-foundation", units=1)
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}/jobs/{job.public_id}/")
+    page.locator("#live-part").get_by_role("button", name="Cancel", exact=True).click()
+    with page.expect_navigation():
+        page.locator("#confirm").get_by_role("button", name="Cancel").last.click()
+    expect(page.locator(".messages")).to_contain_text("mri-foundation")
+    said = page.locator(".messages .note")
+    expect(said).to_have_count(1)
+    Workload.objects.filter(pk=job.pk).update(state="queued", outcome="", ended_at=None)
+    expect(said).to_have_count(0, timeout=20_000)

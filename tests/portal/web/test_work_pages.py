@@ -441,6 +441,11 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
         page = owner.get(address).content.decode()
         assert "2 × H100 80GB" in page
         assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), "its page says beside it what was asked for"
+    page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
+    assert re.search(r"<span>Ran</span><b>30 min", page)
+    assert "Time left" not in page and "no price set" not in page
+    page = owner.get(reverse("job", args=[never.public_id])).content.decode()
+    assert re.search(r"<span>Ran</span><b>did not run", page)
 
 
 def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) -> None:
