@@ -193,12 +193,10 @@ class Connection:
     async def _talk(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
         try:
-            socket = await asyncio.wait_for(
-                self._session.ws_connect(
+            async with asyncio.timeout(CONNECT_SECONDS):
+                socket = await self._session.ws_connect(
                     self._edge + SYNC_PATH, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=LARGEST_FRAME
-                ),
-                CONNECT_SECONDS,
-            )
+                )
         except aiohttp.WSServerHandshakeError as error:
             await self._refused_at_the_door(error.status)
             return
@@ -279,9 +277,10 @@ class Connection:
             news.due.clear()
             if not news.has_changed:
                 try:
-                    await asyncio.wait_for(
-                        news.due.wait(), min(LOG_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
-                    )
+                    # Not wait_for: up to Python 3.11 it loses a cancellation that comes with the news, and the agent never ends.
+                    pause = min(LOG_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
+                    async with asyncio.timeout(pause):
+                        await news.due.wait()
                 except TimeoutError:
                     continue
             await asyncio.sleep(SHORTEST_GAP_SECONDS)

@@ -39,6 +39,7 @@ LOOK_SECONDS = 0.2  # how often the shims' files are read
 READ_AGAIN_SECONDS, SELDOM_SECONDS = 5.0, 30.0  # GPUs that could not be read, and that still can't
 SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
+END_SECONDS = 5.0  # one loop that does not end holds up no exit: until the next agent is there, nobody renews leases
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Agent:
             finally:
                 for task in [*tasks, ended]:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.wait(tasks, timeout=END_SECONDS)
                 await self._close()
 
     def _what_is_here(self) -> str:

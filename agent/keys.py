@@ -47,7 +47,8 @@ async def _ask(file: Path, text: bytes) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        said, wrong = await asyncio.wait_for(process.communicate(text), SECONDS)
+        async with asyncio.timeout(SECONDS):
+            said, wrong = await process.communicate(text)
     except TimeoutError:
         process.kill()
         await process.wait()

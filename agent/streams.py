@@ -95,7 +95,9 @@ class Streams:
                 self._url, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=4 << 20
             )
             # One that hangs would count as ready for ever: with as many as are wanted, no workspace could be reached.
-            async with await asyncio.wait_for(dialled, DIAL_SECONDS) as edge:
+            async with asyncio.timeout(DIAL_SECONDS):
+                line = await dialled
+            async with line as edge:
                 opened = await self._opened(edge)
                 if opened is not None:
                     self._begin_use()

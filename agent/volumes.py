@@ -46,7 +46,8 @@ async def measured(folder: Path, deadline: float = DEADLINE_SECONDS) -> tuple[Ho
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, said = await asyncio.wait_for(process.communicate(), deadline)
+        async with asyncio.timeout(deadline):
+            output, said = await process.communicate()
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
@@ -56,7 +57,8 @@ async def measured(folder: Path, deadline: float = DEADLINE_SECONDS) -> tuple[Ho
         if process.returncode is None:  # the agent ends
             process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), KILLED_SECONDS)
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await process.wait()
     if process.returncode != 0:
         reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         log.warning("homes are not measured: %s", reason[0])

@@ -109,7 +109,8 @@ class Watch:
             for run in failed:
                 self._runs.note_gpus(run, self._news.events.codes)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._runs.asks_gpus.wait(), EVENTS_SECONDS)
+                async with asyncio.timeout(EVENTS_SECONDS):
+                    await self._runs.asks_gpus.wait()
 
     # notebooks
 
@@ -152,7 +153,8 @@ class Watch:
             if found is not None:
                 self._news.note_homes(found)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.home_is_new.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self.home_is_new.wait()
             self.home_is_new.clear()
 
 

@@ -93,7 +93,8 @@ class BodyLimit:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._throw_away(receive, read), LISTENS_SECONDS)
+            async with asyncio.timeout(LISTENS_SECONDS):
+                await self._throw_away(receive, read)
         await send({"type": "http.response.body", "body": b""})
 
     async def _throw_away(self, receive: Receive, read: int) -> None:

@@ -32,7 +32,8 @@ class Pace:
         """What comes next. Raises TooSlow."""
         began = time.monotonic()
         try:
-            return await asyncio.wait_for(piece, self.left)
+            async with asyncio.timeout(self.left):
+                return await piece
         except TimeoutError:
             self.gave_up = True
             raise TooSlow(f"nothing came for {self.left:.0f} s, or too little before") from None

@@ -398,7 +398,8 @@ class Agents:
                     log.info("agent fell silent", host=connection.host.name)
                     return
                 else:
-                    await asyncio.wait_for(connection.socket.ping(), SEND_SECONDS)
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await connection.socket.ping()
         except TimeoutError:
             log.warning("agent reads too slowly", host=connection.host.name)
         except ConnectionError as error:
@@ -426,9 +427,11 @@ class Agents:
             desired, streams=streams, answers=connection.answered, stream_key=connection.stream_key
         )
         frame = encode(said)
-        await asyncio.wait_for(connection.socket.send_str(frame), SEND_SECONDS)
+        async with asyncio.timeout(SEND_SECONDS):
+            await connection.socket.send_str(frame)
         if renewed:
-            await asyncio.wait_for(connection.socket.ping(RENEWED), SEND_SECONDS)
+            async with asyncio.timeout(SEND_SECONDS):
+                await connection.socket.ping(RENEWED)
 
     # -- nudges --------------------------------------------------------------------------------------------------------
 
@@ -458,7 +461,8 @@ async def _is_alive(connection: Connection) -> bool:
     """Whether the other end answers a ping."""
     asked = time.monotonic()
     try:
-        await asyncio.wait_for(connection.socket.ping(), PROBE_SECONDS)
+        async with asyncio.timeout(PROBE_SECONDS):
+            await connection.socket.ping()
     except (TimeoutError, ConnectionError):
         return False
     while time.monotonic() - asked < PROBE_SECONDS:

@@ -70,7 +70,8 @@ class Edge:
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether this process can work: 200 with its parts, 503 when the database is away. Redis only makes it faster."""
         try:
-            await asyncio.wait_for(self.people_threads.ask(_ask_database), 5)
+            async with asyncio.timeout(5):
+                await self.people_threads.ask(_ask_database)
         except (DatabaseError, TimeoutError):
             return web.json_response({"database": "away", "redis": self._redis}, status=503)
         return web.json_response({"database": "ok", "redis": self._redis})

@@ -307,6 +307,22 @@ async def test_however_much_there_is_to_say_the_report_that_asks_for_leases_is_o
     assert line.others > 20, "and it goes on with the rest"
 
 
+async def test_a_line_that_is_ended_in_the_very_moment_in_which_there_is_news_ends() -> None:
+    """Else an agent that is told to end goes on, renews no lease, and the work it was to hand over is lost."""
+    for moments in range(6):  # between the news and the end
+        agent, line = Talkative(), Slow()
+        agent.events.clear()
+        talk = Connection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
+        sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
+        await asyncio.sleep(0.05)
+        agent.due.set()
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        sender.cancel()
+        await asyncio.wait([sender], timeout=1)
+        assert sender.cancelled(), moments
+
+
 # a busy disk
 
 
