@@ -159,7 +159,7 @@ def _start_agent(pool: Pool, name: str, token: str, cables: Cables, launcher: st
         *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", launcher),
         *("--network", "host", "--on-exit", "stop", "--sample-seconds", "5"),
         # The examples' Python may lie where only its owner reads: users of teams have tests of their own.
-        *("--team-users", "none", "--expose", str(EXAMPLES), "--expose", sys.base_prefix),
+        *("--team-users", "none", "--expose", sys.base_prefix, *(["--expose", str(EXAMPLES)] if EXAMPLES.exists() else [])),
     ]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
     with (pool.folder / f"agent-{name}.log").open("ab") as log:
