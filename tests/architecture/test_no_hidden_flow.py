@@ -84,6 +84,17 @@ def test_no_module_is_a_drawer_for_anything() -> None:
     assert not found
 
 
+def test_nothing_waits_in_a_way_that_loses_its_end() -> None:
+    """Up to Python 3.11 ``asyncio.wait_for`` loses a cancellation that comes as its wait is over; ``asyncio.timeout`` does not."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules(*PRODUCT)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and getattr(node.value, "id", "") == "asyncio"
+    ]
+    assert not found
+
+
 def test_nothing_runs_celery_eagerly() -> None:
     words = {"task_always_eager", "CELERY_TASK_ALWAYS_EAGER"}
     found = [
