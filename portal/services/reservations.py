@@ -193,6 +193,31 @@ def preview_reservation(
     }
 
 
+def windows_from_now(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    units: int,
+    length: timedelta,
+    now: datetime,
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    may_exceed_guarantee: bool = False,
+    **placing: Unpack[Placing],
+) -> list[tuple[datetime, datetime]]:
+    """The first windows of a length that fit, for who has named no start that could be. Raises Invalid, NotAllowed."""
+    policy.require(actor, "reservation.request", project)
+    wish = checked_wish(
+        project, pool, "preview", units, models, profile, now, now + length, now, hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee, **placing,
+    )  # fmt: skip
+    asked = {name: value for name, value in wish.columns.items() if name not in ("name", "start", "end")}
+    with asking(actor, now):
+        return engine.first_windows(length=length, owner=actor, now=now, **asked)
+
+
 def cancel_reservation(
     *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
 ) -> Reservation:

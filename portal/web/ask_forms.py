@@ -330,10 +330,10 @@ class AskForm(VerbForm):
         start = self.cleaned_data["start"]
         # So many hours, also over a change of the clock; zoned datetimes add by the clock.
         end = _later(start.astimezone(UTC), timedelta(seconds=self.cleaned_data["seconds"]))
-        return {**self.common(), **self.for_window(start, end), "why": self.cleaned_data["why"]}
+        return {**self.common(), **self.for_any_window(), "start": start, "end": end, "why": self.cleaned_data["why"]}
 
-    def for_window(self, start: datetime, end: datetime) -> dict[str, Any]:
-        """What is asked for, without its name, in another window; also of a form whose start is not good."""
+    def for_any_window(self) -> dict[str, Any]:
+        """What is asked for, without its name and its window; also of a form whose start is not good."""
         pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.project_chosen,
@@ -341,8 +341,6 @@ class AskForm(VerbForm):
             "units": self.cleaned_data["units"],
             "models": self._models(),
             "profile": profile,
-            "start": start,
-            "end": end,
             "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
             **self.placed(),
         }

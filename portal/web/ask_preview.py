@@ -93,19 +93,13 @@ def _windows_from_now(form: AskForm, user: User, now: datetime) -> list[dict[str
     data = form.cleaned_data
     if form.kind_chosen != "reservation" or None in map(data.get, ("target", "project", "units", "seconds")):
         return []
-    start = _next_five_minutes(now)
     try:
-        answer = reservations.preview_reservation(
-            actor=user, now=now, **form.for_window(start, start + timedelta(seconds=data["seconds"]))
+        found = reservations.windows_from_now(
+            actor=user, now=now, length=timedelta(seconds=data["seconds"]), **form.for_any_window()
         )
     except (ServiceError, OverflowError):
         return []
-    own = [(start, start + timedelta(seconds=data["seconds"]))] if answer["fits"] else []
-    return [_window(first, last) for first, last in [*own, *answer["windows"]]]
-
-
-def _next_five_minutes(now: datetime) -> datetime:
-    return now.replace(second=0, microsecond=0) + timedelta(minutes=5 - now.minute % 5)
+    return [_window(first, last) for first, last in found]
 
 
 def _room(form: AskForm, start: datetime | None, now: datetime) -> str:

@@ -27,6 +27,7 @@ from scheduler.core.timeline import (
 GRAIN = 60  # reservations begin and end on whole minutes
 HORIZON = 14 * 86_400
 WINDOWS_SHOWN = 3
+TO_ASK = 180  # seconds for which a window that is named can be asked for, if nothing changes but the time
 
 
 def over_own_cap(promises: Promises, whose: Claimant, need: int, start: int, end: int) -> Why:
@@ -105,8 +106,8 @@ def window_answer(
     Checked against other reservations, work that may not be evicted until its limit, maintenance, closed hosts, and the
     guarantees of other teams, what its team may borrow (nothing before ``borrows_again_from``) and what ``user`` may hold, unless
     ``may_exceed_guarantee``. When it does not fit: the code, its numbers and the first
-    windows of the same length that do, from ``now``, and ``earliest`` at the soonest, to ``now + horizon``, on whole minutes.
-    ``exclude_reservation`` is one that is being moved.
+    windows of the same length that do, and can be asked for within ``TO_ASK``; from ``earliest`` at the soonest to
+    ``now + horizon``, on whole minutes. ``exclude_reservation`` is one that is being moved.
     """
     return window_answers(
         snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest, user,
@@ -168,16 +169,20 @@ def first_windows(
 ) -> tuple[Window, ...]:
     """The first windows of a length in which an ask fits, beginning within ``limits`` (both included).
 
-    Besides the first moment only those are tried at which a window that does not fit may begin to: so the first minute is
-    found.
+    They fit if asked for now and ``TO_ASK`` later: whoever reads of one takes a moment, and what is preemptible leaves a
+    unit so much later the later it is told to. Besides the first moment only those are tried at which a window that does
+    not fit may begin to: so the first minute is found.
     """
-    first, last = limits
-    moments = {at for at in _may_begin_to_fit(promises, whose) if first < at <= last}
+    board = promises.board
+    later = Promises(Board(board.facts, board.pool, board.now + TO_ASK), promises.exclude)
+    first, last = max(limits[0], later.board.now), limits[1]
+    begins = _may_begin_to_fit(promises, whose) | _may_begin_to_fit(later, whose)
+    moments = {at for at in begins if first < at <= last}
     found: list[Window] = []
     for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *moments}}):
         if at > last or len(found) == WINDOWS_SHOWN:
             break
-        if not _judge(promises, ask, whose, at, at + length)[0]:
+        if not any(_judge(asked, ask, whose, at, at + length)[0] for asked in (promises, later)):
             found.append(Window(at, at + length))
     return tuple(found)
 
@@ -201,8 +206,8 @@ def _may_begin_to_fit(promises: Promises, whose: Claimant) -> set[int]:
 def free_windows(
     snapshot: Snapshot, ask: Ask, whose: Claimant, pool: int, length: int, now: int, earliest: int, horizon: int
 ) -> tuple[Window, ...]:
-    """The first windows of a length in which a reservation of ``ask`` would fit for whoever asks, from ``earliest`` to
-    ``now + horizon``; empty where there is none, and where it could never be had."""
+    """The first windows of a length in which a reservation of ``ask`` would fit for whoever asks within ``TO_ASK``, from
+    ``earliest`` to ``now + horizon``; empty where there is none, and where it could never be had."""
     board, impossible = _board_for(snapshot, ask, whose.team, pool, now)
     if board is None or impossible is not None:
         return ()

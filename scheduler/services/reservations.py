@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
@@ -15,7 +15,8 @@ from scheduler.core import model
 from scheduler.core.model import WHOLE, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
-from scheduler.core.windows import extension_answer, window_answer, window_answers
+from scheduler.core.timeline import Claimant
+from scheduler.core.windows import extension_answer, free_windows, window_answer, window_answers
 from scheduler.models import BoundUnit, BudgetGate, Pool, Project, Reservation, Series, Workload
 from scheduler.recurrence import Recurrence
 from scheduler.services.workloads import end_queued
@@ -44,6 +45,26 @@ def check_window(
     """
     taken, who = one_answer.take([pool.pk], now), None if owner is None else owner.pk
     return _judge(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
+
+
+def first_windows(
+    *,
+    project: Project,
+    pool: Pool,
+    length: timedelta,
+    now: datetime,
+    owner: Person,
+    may_exceed_guarantee: bool = False,
+    **ask: Any,
+) -> list[Window]:
+    """The windows of a length that ``check_window`` names to who asks for one that does not fit."""
+    taken, budget = one_answer.take([pool.pk], now), _Budget(project, now)
+    whose = Claimant(project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from)
+    found = free_windows(
+        taken, _ask(**ask), whose, pool.pk, int(length.total_seconds()), snapshot.seconds(now),
+        snapshot.seconds(budget.earliest(length, None, now)), pool.reservation_horizon_seconds,
+    )  # fmt: skip
+    return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 
 def _judge(

@@ -14,7 +14,7 @@ from scheduler.core.model import Plan, Snapshot, WindowAnswer
 from scheduler.core.planner import plan
 from scheduler.core.reasons import Code
 from scheduler.core.verify import violations, window_violations
-from scheduler.core.windows import window_answer
+from scheduler.core.windows import TO_ASK, window_answer
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 
@@ -61,10 +61,11 @@ def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -
         == []
     )
     for window in answer.first_windows:
-        assert answered(snapshot, replace(asked, start=window.start, end=window.end)).fits
+        for now in (NOW, NOW + TO_ASK):
+            assert answered(snapshot, replace(asked, start=window.start, end=window.end), now).fits
 
 
-def answered(snapshot: Snapshot, asked: WindowAsked) -> WindowAnswer:
+def answered(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowAnswer:
     return window_answer(
         snapshot,
         asked.ask,
@@ -72,7 +73,7 @@ def answered(snapshot: Snapshot, asked: WindowAsked) -> WindowAnswer:
         asked.pool,
         asked.start,
         asked.end,
-        NOW,
+        now,
         may_exceed_guarantee=asked.may_exceed_guarantee,
         horizon=24 * 3600,
     )

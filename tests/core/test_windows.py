@@ -31,6 +31,7 @@ from scheduler.core.reasons import Code
 from scheduler.core.timeline import Claimant, Promises
 from scheduler.core.verify import window_violations
 from scheduler.core.windows import (
+    TO_ASK,
     extension_answer,
     free_units,
     free_windows,
@@ -40,6 +41,7 @@ from scheduler.core.windows import (
 )
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
+SOONEST = NOW + TO_ASK  # what is named begins then at the soonest
 RED, BLUE = 1, 2
 
 
@@ -94,6 +96,29 @@ def test_the_first_window_is_found_to_the_minute() -> None:
     assert asked(taken, Ask(4)).first_windows[0].start == NOW + HOUR + 8 * 60
 
 
+def test_a_window_that_is_named_is_still_had_by_whoever_takes_a_moment_to_ask_for_it() -> None:
+    """Work that may be evicted is in the way until it could have been told and gone, which is ever later: it stays so a
+    minute's notice and grace from now. The first window that fits now would be gone with the next second."""
+    borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
+    busy = pool_of(1, running=(borrower,))
+    answer = asked(busy, Ask(4), NOW, NOW + HOUR)
+    assert (answer.code, answer.first_windows) == (
+        Code.WINDOW_FULL, (Window(SOONEST + 60, SOONEST + 60 + HOUR),),
+    )  # fmt: skip
+    named = answer.first_windows[0]
+    for seconds in range(TO_ASK + 1):
+        assert window_answer(busy, Ask(4), RED, 1, named.start, named.end, NOW + seconds).fits, seconds
+
+
+def test_no_window_is_named_that_only_a_moment_of_asking_takes_away() -> None:
+    """From when the work can have gone to the maintenance it is an hour now, and less in a minute."""
+    borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
+    until = NOW + 60 + HOUR
+    busy = pool_of(1, running=(borrower,), maintenance=(Maintenance(1, until, NOW + 5 * HOUR),))
+    assert asked(busy, Ask(4), NOW + 60, until).fits
+    assert asked(busy, Ask(4), NOW, NOW + HOUR).first_windows == (Window(NOW + 5 * HOUR, NOW + 6 * HOUR),)
+
+
 def test_windows_that_only_touch_do_not_overlap() -> None:
     taken = pool_of(1, reservations=(booked(1, 8, NOW, NOW + HOUR), booked(2, 8, NOW + 3 * HOUR, NOW + 4 * HOUR)))
     assert asked(taken, Ask(4)).fits
@@ -121,10 +146,10 @@ def test_preemptible_work_is_not_in_the_way_once_it_can_be_gone() -> None:
 
 
 def test_maintenance_and_closed_hosts_are_in_the_way() -> None:
-    serviced = pool_of(1, maintenance=(Maintenance(1, NOW + 2 * HOUR, NOW + 4 * HOUR),))
-    answer = asked(serviced, Ask(1))
+    serviced = pool_of(1, maintenance=(Maintenance(1, NOW + 3 * HOUR, NOW + 4 * HOUR),))
+    answer = asked(serviced, Ask(1), NOW + 2 * HOUR, NOW + 4 * HOUR)
     assert answer.code == Code.WINDOW_FULL
-    assert answer.first_windows[0] == Window(NOW, NOW + 2 * HOUR)
+    assert answer.first_windows[0] == Window(SOONEST, SOONEST + 2 * HOUR)
     closed = pool_of(1, hosts=(Host(1, "h1", 1, accepts=False, closed_code="drained"),))
     assert asked(closed, Ask(1)).code == Code.WINDOW_FULL
 
@@ -139,7 +164,7 @@ def test_a_full_disk_of_today_is_in_the_way_of_what_begins_soon_and_of_nothing_l
         answer = asked(full, Ask(4), start, start + HOUR)
         assert answer.fits is fits, start - NOW
         assert window_violations(full, Ask(4), RED, 1, start, start + HOUR, answer, NOW) == []
-    to_the_minute = -(-EMPTIED // 60) * 60
+    to_the_minute = -(-(EMPTIED + TO_ASK) // 60) * 60
     assert asked(full, Ask(4), NOW, NOW + HOUR).first_windows == (Window(to_the_minute, to_the_minute + HOUR),)
 
 
@@ -403,10 +428,10 @@ def test_a_reservation_borrows_no_more_than_its_team_may() -> None:
     assert asked(limited, Ask(4)).fits
     answer = asked(limited, Ask(5))
     assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["held"]) == (Code.OVER_QUOTA, 4 * GPU, 0)
-    others = replace(limited, reservations=(booked(1, 1, NOW + 2 * HOUR, NOW + 4 * HOUR, team=RED),))
+    others = replace(limited, reservations=(booked(1, 1, SOONEST + 2 * HOUR, NOW + 4 * HOUR, team=RED),))
     answer = asked(others, Ask(4))
-    assert (dict(answer.numbers)["at"], dict(answer.numbers)["held"]) == (NOW + 2 * HOUR, GPU)
-    assert answer.first_windows[0].start == NOW, "it is over when the other one begins"
+    assert (dict(answer.numbers)["at"], dict(answer.numbers)["held"]) == (SOONEST + 2 * HOUR, GPU)
+    assert answer.first_windows[0].start == SOONEST, "it is over when the other one begins"
     assert asked(limited, Ask(5), may_exceed_guarantee=True).fits
     assert asked(limited, Ask(3), borrows_again_from=NOW + 9 * HOUR).code == Code.OVER_QUOTA
     assert asked(limited, Ask(2), borrows_again_from=NOW + 9 * HOUR).fits

@@ -9,6 +9,7 @@ import pytest
 from scheduler import clock, engine, selectors, services
 from scheduler.core.model import WindowAnswer
 from scheduler.core.reasons import Code
+from scheduler.core.windows import TO_ASK
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -315,7 +316,7 @@ def test_no_window_is_named_that_a_closed_budget_would_refuse(world: World) -> N
         assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
     # Moved as it is it takes no more of the time until then, wherever it goes; twice as long it may take an hour of it.
-    for length, soonest in ((HOUR, world.now), (2 * HOUR, opens - HOUR)):
+    for length, soonest in ((HOUR, world.now + dt.timedelta(seconds=TO_ASK)), (2 * HOUR, opens - HOUR)):
         answer = services.check_change(mine, start=full, end=full + length, now=world.now)
         assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [soonest, everything.end])
         assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
