@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -284,10 +285,15 @@ def confirm(page: Page) -> None:
 # -- 2 a reservation ---------------------------------------------------------------------------------------------------
 
 
+@cache
+def day_after_the_first() -> date:
+    """In the organisation's time zone; the same one for the whole story, past midnight too."""
+    return datetime.now(ZoneInfo("Europe/Berlin")).date() + timedelta(days=1)
+
+
 def tomorrow(hour: int) -> str:
-    """As the browser's field takes it, in the organisation's time zone."""
-    day = datetime.now(ZoneInfo("Europe/Berlin")) + timedelta(days=1)
-    return f"{day:%Y-%m-%d}T{hour:02d}:00"
+    """As the browser's field takes it."""
+    return f"{day_after_the_first():%Y-%m-%d}T{hour:02d}:00"
 
 
 def reservation_form(page: Page, name: str, gpus: str, hour: int, hours: str) -> None:
