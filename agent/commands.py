@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import BUILT_IN, plant_fault
+from agent.ending import leave
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
 from agent.launchers import choose, open_families, open_sockets
 from agent.meter import Hardware, Meter
@@ -49,6 +51,7 @@ from agent.tenants import HIGHEST, LOWEST, Range
 
 WRONG = 2
 FAILED = 1
+TOLD_IN_A_LINE = (StateError, BadSimulation, RuntimeError, Unwelcome, OSError)
 LARGEST_XID = 10_000
 DIAGNOSTIC = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}", re.ASCII)
 INSTALLED = "gpupool-agent"  # the wheel's program
@@ -68,12 +71,17 @@ def main(arguments: list[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (StateError, BadSimulation) as error:
+    except TOLD_IN_A_LINE as error:
+        return _status(error)
+
+
+def _status(error: BaseException) -> int:
+    """The exit status of a fault, which is told in a line where it is one of the known."""
+    if isinstance(error, TOLD_IN_A_LINE):
         print(f"agent: {error}", file=sys.stderr)
-        return WRONG
-    except (RuntimeError, Unwelcome, OSError) as error:
-        print(f"agent: {error}", file=sys.stderr)
-        return FAILED
+    else:
+        traceback.print_exception(error)
+    return WRONG if isinstance(error, (StateError, BadSimulation)) else FAILED
 
 
 def _say(text: str) -> None:
@@ -355,7 +363,7 @@ def _edge_joined_at(state: State) -> str:
         raise StateError(f"{state.edge}: {error}") from None
 
 
-async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
+async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> NoReturn:
     threads.wait_for_children_without_any()
     asyncio.get_running_loop().set_default_executor(threads.ready())
     state.lay_out_tools()
@@ -382,7 +390,10 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     notes += [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *open_families(launcher), *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
-    await Agent(started, state, launcher, meter, hardware, runs, notes).run()
+    running = asyncio.create_task(Agent(started, state, launcher, meter, hardware, runs, notes).run())
+    await asyncio.wait([running])
+    fault = running.exception()
+    leave(0 if fault is None else _status(fault))
 
 
 def _meter(host: str, models: list[str], mig: str, folder: Path) -> Meter:

@@ -19,6 +19,7 @@ from agent.aside import Hangs
 from agent.clean import Clean
 from agent.connection import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
+from agent.ending import end_tasks
 from agent.geometry import Geometries
 from agent.launchers import Launcher
 from agent.meter import Hardware, Meter, NoAnswer
@@ -39,7 +40,6 @@ LOOK_SECONDS = 0.2  # how often the shims' files are read
 READ_AGAIN_SECONDS, SELDOM_SECONDS = 5.0, 30.0  # GPUs that could not be read, and that still can't
 SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
-END_SECONDS = 5.0  # one loop that does not end holds up no exit: until the next agent is there, nobody renews leases
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,7 @@ class Agent:
                     if task.done():
                         task.result()  # a loop of ours failed: end, whoever keeps us starts us again
             finally:
-                for task in [*tasks, ended]:
-                    task.cancel()
-                await asyncio.wait(tasks, timeout=END_SECONDS)
+                await end_tasks([*tasks, ended])
                 await self._close()
 
     def _what_is_here(self) -> str:
@@ -137,8 +135,7 @@ class Agent:
 
     async def _close(self) -> None:
         if self._catching_up is not None:
-            self._catching_up.cancel()
-            await asyncio.gather(self._catching_up, return_exceptions=True)
+            await end_tasks([self._catching_up])
         if self._streams is not None:
             await self._streams.close()
         self._watch.save()

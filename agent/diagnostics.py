@@ -22,6 +22,7 @@ from typing import Any
 
 from agent import locks, processes
 from agent.conditions import RECOVERY, Condition
+from agent.ending import end_tasks
 from agent.locks import SLOTS_OF_A_GPU, Claim
 from agent.meter import Hardware, NoAnswer
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
@@ -110,9 +111,7 @@ class Diagnostics:
         """Nothing is left running: who starts next would have to wait for it."""
         for _, pid in self._running.values():
             _signal(pid, signal.SIGTERM)
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks([*self._tasks.values()])
 
     def _is_over(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)

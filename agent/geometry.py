@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from agent.ending import end_tasks
 from agent.meter import Hardware, Meter, NoAnswer
 from agent.mig import Outcome
 from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
@@ -78,10 +79,7 @@ class Geometries:
 
     async def close(self) -> None:
         """What the driver has begun it ends by itself; the next agent goes on from there."""
-        tasks = [*self._tasks.values(), *([self._refreshing] if self._refreshing else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
     def _is_over(self, name: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from agent.doors import NoDoor, socket_path
+from agent.ending import end_tasks
 from agent.protocol import FRAMES_DOWN, STREAM_KEY_HEADER, STREAM_PATH, ProtocolError, StreamOpen, decode
 
 log = logging.getLogger("agent.streams")
@@ -59,10 +60,7 @@ class Streams:
     async def close(self) -> None:
         """Cut all of them."""
         self._wanted = 0
-        tasks = [*self._idle, *self._used]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._idle, *self._used])
 
     def _dial(self, after: float) -> None:
         task = asyncio.create_task(self._serve(after))

@@ -106,6 +106,11 @@ DATABASES = {
         "OPTIONS": {
             "options": DATABASE_SESSION,
             "connect_timeout": 5,
+            # A server that is gone without a word, or a firewall that forgot the line, is noticed within half a minute.
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
         },
         # Not below OPTIONS, where Celery would find it and make a pool anew for each task.
         "POOL": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},

@@ -127,20 +127,18 @@ def _last_said(workload: Workload) -> model.Refusal | None:
     return model.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
 
 
-def reservable(
-    workload: Workload, *, owner: Person, length: timedelta, earliest: datetime, now: datetime
-) -> list[tuple[datetime, datetime]]:
-    """Another time: the first windows, from ``earliest`` on, in which ``owner`` could reserve what a waiting workload asks for:
-    by the rule of ``services.check_window``. None for what waits for something else than GPUs, such as a budget that refuses new
+def reservable(workload: Workload, *, owner: Person, length: timedelta, now: datetime) -> list[tuple[datetime, datetime]]:
+    """Another time: the first windows in which ``owner`` could reserve what a waiting workload asks for, by the rule of
+    ``services.check_window``. None for what waits for something else than GPUs, such as a budget that refuses new
     work, or inside a reservation. Its pool is loaded."""
     taken = one_answer.take([workload.pool_id], now)
     queued = next((q for q in taken.queued if q.id == workload.pk), None)
     if queued is None or queued.reservation is not None or queued.gate:
         return []
-    at, first, horizon = snapshot.seconds(now), snapshot.seconds(earliest), workload.pool.reservation_horizon_seconds
+    at, horizon = snapshot.seconds(now), workload.pool.reservation_horizon_seconds
     budget = snapshot.budget_of(snapshot.closed_gates(now), queued.team, queued.project)
     whose = Claimant(queued.team, owner.pk, borrows_again_from=budget.borrows_again_from)
-    found = explain.reservable(taken, queued, whose, at, int(length.total_seconds()), first, horizon)
+    found = explain.reservable(taken, queued, whose, at, int(length.total_seconds()), horizon)
     return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 

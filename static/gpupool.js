@@ -242,8 +242,22 @@
   document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
-  /* What was said of a workload's last stage ("is queued") is not so in the next. */
-  document.addEventListener("next-stage", () => { for (const said of document.querySelectorAll(".messages .note.ok")) said.remove(); });
+  /* What is read is not taken away: a log that is scrolled back, or marked, stays as it is when its tab would be asked for anew. */
+  const isRead = (log) => {
+    const marked = getSelection();
+    return log.dataset.atEnd === "false" || (!marked.isCollapsed && log.contains(marked.anchorNode));
+  };
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const log = event.target.querySelector?.("[data-follow]");
+    if (log && isRead(log)) event.preventDefault();
+  });
+
+  /* What was said of a workload's last stage ("is queued") is not so in the next; whoever reads it gets to its end. */
+  const TO_READ_MS = 6000;
+  document.addEventListener("next-stage", () => {
+    const said = document.querySelectorAll(".messages .note.ok");
+    setTimeout(() => { for (const note of said) note.remove(); }, Math.max(0, TO_READ_MS - performance.now()));
+  });
 
   /* What scrolls sideways can be reached, and scrolled, by keyboard. */
   const letReach = () => {

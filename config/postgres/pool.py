@@ -55,8 +55,9 @@ class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
 
 
 def _was_spoken_to(connection: psycopg.Connection[Any]) -> bool:
-    """Has the server said anything while the connection was idle? Whoever ends one says so or hangs up. Without that there is no
-    need to ask: a question would cost as much as the shortest statement."""
+    """Has the server said anything while the connection was idle? Whoever ends one says so or hangs up; for one that is gone
+    without a word the kernel does, as the settings' keepalives find no answer. Without that there is no need to ask: a question
+    would cost as much as the shortest statement."""
     line = select.poll()
     line.register(connection.fileno(), select.POLLIN)
     return bool(line.poll(0))

@@ -95,7 +95,7 @@ class Sooner(View):
 class Windows(View):
     @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
     def get(self, request: Request, id: UUID) -> Response:
-        """Another time: the first windows in which a reservation of what a waiting workload asks for fits now."""
+        """Another time: the first windows in which a reservation of what a waiting workload asks for fits, with minutes to ask."""
         now = self.now
         with asking(self.actor, now):
             found = queue.windows(_workload(self, id), self.actor, now)

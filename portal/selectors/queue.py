@@ -30,7 +30,6 @@ RUNS = [s.value for s in WorkloadState if s not in (WorkloadState.QUEUED, Worklo
 SOONER_SECONDS = 60
 MOST_AHEAD = 10
 MOST_MODELS_IN_FORM = 3
-TO_FILL_IN = timedelta(minutes=10)  # before a window that is offered begins, of which up to five go into rounding
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ def _sooner_key(workload: Workload) -> str:
 
 def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     """When a reservation of what a waiting workload asks for could be had, as long as its limit: for those who may ask for one,
-    the first windows that they would be given, which begin late enough to fill in the form."""
+    the first windows that they would be given, and still are when they have filled in the form."""
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), SHORTEST_WINDOW)
     if workload.state != WorkloadState.QUEUED or length.total_seconds() > pool.longest_reservation_seconds:
@@ -295,11 +294,10 @@ def windows(workload: Workload, user: User, now: datetime) -> list[AnotherTime]:
     ask = AskFields(**{name: getattr(workload, name) for name in AskFields.__dataclass_fields__})
     needs_approval = gpus_of(pool, ask) > pool.approval_above_gpus
     in_form = len(ask.models_wanted) <= MOST_MODELS_IN_FORM
-    earliest = now.replace(second=0, microsecond=0) + TO_FILL_IN - timedelta(minutes=now.minute % 5)
     found = kept(
         ("windows", workload.pk, int(length.total_seconds()), user.pk),  # one person may hold so much
         now,
-        lambda: engine.reservable(workload, owner=user, length=length, earliest=earliest, now=now),
+        lambda: engine.reservable(workload, owner=user, length=length, now=now),
     )
     return [AnotherTime(workload, start, end, needs_approval, in_form) for start, end in found]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet, Sum
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
@@ -63,6 +63,7 @@ class Piece:
     run: Run | None = None
     held: list[Held] = field(default_factory=list)
     had: list[Held] = field(default_factory=list)  # by its last attempt, once it has ended
+    ran: timedelta | None = None  # in all its attempts, once it has ended; None where it was not seen running
     waiting: int = 0
     use: use.Use = field(default_factory=use.Use)
     cost: Decimal | None = None
@@ -109,6 +110,8 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     if gone:
         for run_id, move in moves.of_runs(gone).items():
             gone[run_id].move = move
+    for pk, ran in _ran(piece.workload for piece in found.values()).items():
+        found[pk].ran = ran
     told = starts.of((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     prices = use.prices(now)
@@ -152,6 +155,18 @@ def _made_room(workload: Workload) -> bool:
 
 def _had_to_go(workload: Workload) -> bool:
     return _made_room(workload) or workload.outcome in moves.MOVED
+
+
+def _ran(workloads: Iterable[Workload]) -> dict[int, timedelta]:
+    """How long those that have ended ran, without the time between their attempts; a query where one had more than one."""
+    ended = [workload for workload in workloads if workload.ended_at is not None and workload.started_at is not None]
+    ran = {w.pk: w.ended_at - w.started_at for w in ended if w.attempt <= 1}
+    several = [workload.pk for workload in ended if workload.attempt > 1]
+    if several:
+        runs = Run.objects.filter(workload__in=several, rank=0, running_at__isnull=False, ended_at__isnull=False)
+        took = ExpressionWrapper(F("ended_at") - F("running_at"), DurationField())
+        ran |= dict(runs.values_list("workload_id").annotate(took=Sum(took)))
+    return ran
 
 
 def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:

@@ -155,8 +155,8 @@ def _ended_row(piece: Piece, user: User, currency: str) -> dict[str, Any]:
         "state": home_cards.ended_state(workload.outcome, ran=workload.attempt > 0),
         "word": home_cards.state_word(piece, user),
         "asked": home_cards.holds(piece.had) or home_cards.asked(workload),
-        "ran": home_cards.ran_for(workload) or "did not run",
-        "cost": money(Decimal("0.00") if workload.started_at is None else piece.cost, currency),
+        "ran": home_cards.ran_for(piece),
+        "cost": home_cards.cost_in_the_end(piece, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
     }
 

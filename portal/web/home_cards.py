@@ -14,6 +14,7 @@ from portal.models import User
 from portal.selectors.work import Held, Piece, is_notebook
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.wording import ask_texts, endings, expected_starts, phrases, reasons, work_states
+from scheduler.attempts import ITS_OWN_FAULT
 from scheduler.core.model import WHOLE
 from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
@@ -65,21 +66,29 @@ def page_of(workload: Workload) -> str:
 
 
 def shown_state(workload: Workload) -> str:
-    """The state a person sees: warned notebooks are idle, work that ran and waits again waits to resume, whatever ended it."""
+    """The state a person sees: warned notebooks are idle, work that ran and waits again waits to resume."""
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return "idle"
-    if workload.state == WorkloadState.QUEUED and workload.attempt:
+    if work_states.waits_to_resume(workload):
         return "waits_to_resume"
     if workload.state == WorkloadState.ENDED:
         return ended_state(workload.outcome, ran=workload.attempt > 0)
     return str(workload.state)
 
 
-def ran_for(workload: Workload) -> str:
-    """How long what has ended ran; empty when it did not. What finished before it was seen running ran for a moment."""
-    if workload.ended_at is not None and workload.started_at is not None:
-        return duration(workload.ended_at - workload.started_at)
-    return "for a moment" if workload.outcome == Code.FINISHED else ""
+def ran_for(piece: Piece) -> str:
+    """How long what has ended ran, in all its attempts; "did not run" when it did not. What was done or had failed by itself
+    before it was seen running ran for a moment."""
+    if piece.ran is not None:
+        return duration(piece.ran)
+    return "for a moment" if piece.workload.outcome in (Code.FINISHED, *ITS_OWN_FAULT) else "did not run"
+
+
+def cost_in_the_end(piece: Piece, currency: str) -> str:
+    """What it cost that has ended; a dash where no price is set."""
+    nothing = Decimal("0.00") if not piece.workload.attempt else None
+    cost = nothing if piece.cost is None else piece.cost
+    return "–" if cost is None else money(cost, currency)
 
 
 def ended_state(outcome: str, *, ran: bool) -> str:
@@ -279,8 +288,7 @@ def _running(piece: Piece, currency: str, now: datetime) -> dict[str, Any]:
 
 def _in_the_end(piece: Piece, currency: str) -> list[dict[str, str]]:
     """What became of it: nothing of it is left, and nothing is being read any more."""
-    cost = money(piece.cost, currency) if piece.cost is not None else "–"
-    return [{"label": "Ran", "value": ran_for(piece.workload) or "did not run"}, {"label": "Cost", "value": cost}]
+    return [{"label": "Ran", "value": ran_for(piece)}, {"label": "Cost", "value": cost_in_the_end(piece, currency)}]
 
 
 def _time_left(piece: Piece, now: datetime) -> dict[str, str]:
@@ -331,7 +339,7 @@ def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
                 }
             ],
         }
-    if workload.state == WorkloadState.QUEUED and workload.attempt:
+    if work_states.waits_to_resume(workload):
         since = workload.checkpoint_at
         resumes = (
             f"Its last checkpoint is of {phrases.moment(since)}."

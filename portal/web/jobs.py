@@ -243,15 +243,16 @@ def tab_context(
         context |= _cost_tab(workload, piece, currency)
     else:
         context["decisions"] = attempts.decisions(workload, user)
-    return context | {"refresh_every": _refresh_every(tab, workload, context)}
+    return context | _refreshes(tab, workload, context)
 
 
-def _refresh_every(tab: str, workload: Workload, context: dict[str, Any]) -> int:
-    """Seconds after which the tab is asked for again; 0 is never. A log that grows does so by itself, a chart stays to be read."""
-    if workload.state == WorkloadState.ENDED or tab == "use":
-        return 0
+def _refreshes(tab: str, workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
+    """When the tab is asked for again: with the next stage, and after so many seconds (0: never). A log that grows does so by
+    itself, a chart stays to be read."""
     log = context.get("log")
-    return 3 if tab == "log" and not (log and log["goes_on"]) else 0 if tab == "log" else 10
+    is_chart, grows = bool(context.get("use_known")), bool(log and log["goes_on"])
+    never = workload.state == WorkloadState.ENDED or is_chart or grows
+    return {"follows_stage": not is_chart, "refresh_every": 0 if never else 3 if tab == "log" else 10}
 
 
 def _tab(request: HttpRequest) -> str:
@@ -452,7 +453,7 @@ def _row(piece: Piece, user: User, currency: str, now: datetime) -> dict[str, An
         "simulated": piece.simulated,
         "use_text": percent(piece.use.latest) if piece.held else "",
         "time": _time_of(piece, now),
-        "cost": money(piece.cost, currency) if piece.cost is not None else "–",
+        "cost": _cost_of(piece, currency),
         "actions": home_cards.actions(piece, user, small=True) if _may_act(workload, user) else [],
     }
 
@@ -494,6 +495,12 @@ def _may_act(workload: Workload, user: User) -> bool:
     return workload.owner_id == user.pk and not user.auditor
 
 
+def _cost_of(piece: Piece, currency: str) -> str:
+    if piece.workload.state == WorkloadState.ENDED:
+        return home_cards.cost_in_the_end(piece, currency)
+    return money(piece.cost, currency) if piece.cost is not None else "–"
+
+
 def _time_of(piece: Piece, now: datetime) -> str:
     workload = piece.workload
     if workload.state == WorkloadState.QUEUED:
@@ -503,7 +510,7 @@ def _time_of(piece: Piece, now: datetime) -> str:
             else f"waits {duration(now - workload.queued_at)}"
         )
     if workload.state == WorkloadState.ENDED:
-        ran = home_cards.ran_for(workload)
-        return f"ran {ran}" if ran else "did not run"
+        ran = home_cards.ran_for(piece)
+        return ran if ran == "did not run" else f"ran {ran}"
     end = piece.ends_at
     return f"{duration(end - now)} left" if end is not None and end > now else "ends now"

@@ -42,9 +42,14 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 }
 
 
+def waits_to_resume(workload: Workload) -> bool:
+    """Whether it ran and waits again, whatever had ended it; what was placed and never ran is queued as before."""
+    return workload.state == "queued" and workload.started_at is not None
+
+
 def state_word(workload: Workload, by: str = "") -> tuple[str, str, str]:
     """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""
-    if workload.state == "queued" and workload.attempt:
+    if waits_to_resume(workload):
         return ("preempted", "Waits to resume", "queued")
     if workload.state == "ended" and workload.outcome == "cancelled":
         word = "Stopped" if workload.attempt else "Taken back"

@@ -184,12 +184,12 @@ def _alternative(other: Queued, changed: tuple[Changed, ...], start: int, starts
 
 
 def reservable(
-    snapshot: Snapshot, queued: Queued, whose: Claimant, now: int, length: int, earliest: int, horizon: int
+    snapshot: Snapshot, queued: Queued, whose: Claimant, now: int, length: int, horizon: int
 ) -> tuple[Window, ...]:
     """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would fit if
-    ``whose`` it would be asked for it: by the rule of ``windows.window_answer``. They begin at ``earliest`` at the soonest, up to
-    ``horizon`` seconds from ``now``, on whole minutes. Empty where there is none."""
-    return windows.free_windows(snapshot, queued.ask, whose, queued.pool, length, now, earliest, horizon)
+    ``whose`` it would be asked for it: by the rule of ``windows.window_answer``. They begin up to ``horizon`` seconds from
+    ``now``, on whole minutes. Empty where there is none."""
+    return windows.free_windows(snapshot, queued.ask, whose, queued.pool, length, now, now, horizon)
 
 
 def _other_ways(snapshot: Snapshot, queued: Queued, allowed: Allowed) -> list[tuple[Queued, tuple[Changed, ...]]]:

@@ -27,7 +27,7 @@ from scheduler.core.timeline import (
 GRAIN = 60  # reservations begin and end on whole minutes
 HORIZON = 14 * 86_400
 WINDOWS_SHOWN = 3
-TO_ASK = 180  # seconds for which a window that is named can be asked for, if nothing changes but the time
+TO_ASK = 300  # seconds for which a window that is named can be asked for, if nothing changes but the time
 
 
 def over_own_cap(promises: Promises, whose: Claimant, need: int, start: int, end: int) -> Why:
@@ -182,7 +182,7 @@ def first_windows(
     for at in sorted({-(-moment // GRAIN) * GRAIN for moment in {first, *moments}}):
         if at > last or len(found) == WINDOWS_SHOWN:
             break
-        if not any(_judge(asked, ask, whose, at, at + length)[0] for asked in (promises, later)):
+        if not any(_judge(asked, ask, whose, at, at + length)[0] for asked in (later, promises)):
             found.append(Window(at, at + length))
     return tuple(found)
 

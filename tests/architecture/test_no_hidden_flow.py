@@ -86,13 +86,27 @@ def test_no_module_is_a_drawer_for_anything() -> None:
 
 def test_nothing_waits_in_a_way_that_loses_its_end() -> None:
     """Up to Python 3.11 ``asyncio.wait_for`` loses a cancellation that comes as its wait is over; ``asyncio.timeout`` does not."""
-    found = [
-        f"{path}:{node.lineno}"
-        for path, tree in modules(*PRODUCT)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and getattr(node.value, "id", "") == "asyncio"
-    ]
+    found = [f"{path}:{line}" for path, tree in modules(*PRODUCT) for line in _waits_by_wait_for(tree)]
     assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import asyncio\nasyncio.wait_for(x, 1)", "import asyncio as aio\naio.wait_for(x, 1)", "from asyncio import wait_for as w"],
+)
+def test_such_a_wait_is_seen_however_it_is_imported(source: str) -> None:
+    assert _waits_by_wait_for(ast.parse(source))
+
+
+def _waits_by_wait_for(tree: ast.Module) -> list[int]:
+    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    called = {alias.asname or alias.name for alias in imports if alias.name == "asyncio"}
+    by_attribute = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and getattr(node.value, "id", "") in called
+    ]
+    return by_attribute + [line for line, name in imported_names(tree) if name == "asyncio.wait_for"]
 
 
 def test_nothing_runs_celery_eagerly() -> None:

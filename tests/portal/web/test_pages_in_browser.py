@@ -12,6 +12,7 @@ from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from portal.models import User
+from scheduler import logs
 from scheduler.models import Workload
 from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
 from tests.portal.web.work_samples import make_waiting, run_job, start
@@ -123,3 +124,30 @@ def test_what_was_said_of_a_stage_that_is_over_goes_with_it(world: World, live_s
     expect(said).to_have_count(1)
     Workload.objects.filter(pk=job.pk).update(state="queued", outcome="", ended_at=None)
     expect(said).to_have_count(0, timeout=20_000)
+
+
+def test_a_log_that_is_read_further_up_stays_as_it_is_when_its_job_ends(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
+    run = job.runs.get()
+    logs.append(run.public_id, 0, "".join(f"step {number}\n" for number in range(500)))
+    pages = [sign_in(browser, live_server, world.vision.member.username) for _ in range(3)]
+    back, marks, at_its_end = pages
+    for page in pages:
+        page.goto(f"{live_server.url}/jobs/{job.public_id}/")
+        expect(page.locator("#log")).to_contain_text("step 499")
+    back.evaluate("document.getElementById('log').scrollTop = 100")
+    marks.evaluate("getSelection().selectAllChildren(document.getElementById('log'))")
+    for page in pages:
+        page.evaluate("document.getElementById('log').classList.add('as-it-was')")
+    run.state, run.ended_at, run.outcome = "ended", timezone.now(), "finished"
+    run.save()
+    job.state, job.ended_at, job.outcome = "ended", run.ended_at, "finished"
+    job.save()
+    for page in pages:
+        expect(page.locator("#live-part")).to_contain_text("Finished", timeout=20_000)
+    expect(at_its_end.locator("#log.as-it-was")).to_have_count(0)
+    for page in (back, marks):
+        expect(page.locator("#log.as-it-was")).to_have_count(1)
+    assert back.evaluate("document.getElementById('log').scrollTop") == 100

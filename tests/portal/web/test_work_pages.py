@@ -13,7 +13,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
+from portal.templatetags.gpupool import STATES
 from portal.web import home_cards
+from portal.wording import work_states
 from scheduler.models import Allocation, Host, Reservation, Run, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
@@ -446,6 +448,45 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
     assert "Time left" not in page and "no price set" not in page
     page = owner.get(reverse("job", args=[never.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>did not run", page)
+    assert re.search(r"<span>Cost</span><b>€0.00", page)
+    for listed in ("home", "jobs"):
+        row = re.search(r"never ran</a>.*?</tr>", owner.get(reverse(listed)).content.decode(), re.DOTALL)
+        assert row is not None and "did not run" in row.group() and "€0.00" in row.group(), listed
+
+
+def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world: World) -> None:
+    """Half an hour, four hours of waiting, and twenty minutes more."""
+    job = run_job(world, world.vision, "two of them", host="alpha", gpus=[0])
+    first = job.runs.get()
+    began = first.running_at - dt.timedelta(hours=4)
+    Run.objects.filter(pk=first.pk).update(
+        state="ended", outcome="checkpointed", running_at=began, ended_at=began + dt.timedelta(minutes=30)
+    )
+    again = timezone.now() - dt.timedelta(minutes=20)
+    Run.objects.create(
+        workload=job, attempt=2, host=first.host, generation=first.generation + 1, state="ended", outcome="finished",
+        placed_at=again, starting_at=again, running_at=again, ended_at=again + dt.timedelta(minutes=20),
+    )  # fmt: skip
+    Workload.objects.filter(pk=job.pk).update(
+        state="ended", outcome="finished", attempt=2, started_at=began, ended_at=again + dt.timedelta(minutes=20)
+    )
+    owner = signed_in(world.vision.member)
+    for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
+        assert "50 min" in owner.get(address).content.decode(), address
+
+
+def test_only_what_ran_waits_to_resume(world: World) -> None:
+    """What no host could start yet waits as before."""
+    ran = run_job(world, world.vision, "ran", host="alpha", gpus=[0])
+    never = queue_job(world, world.vision, "never ran", attempt=1, reason_code="prolog_failed")
+    Workload.objects.filter(pk=ran.pk).update(state="queued", reason_code="preempted")
+    ran.refresh_from_db()
+    owner = signed_in(world.vision.member)
+    for job, word in ((ran, "Waits to resume"), (never, "Queued")):
+        assert STATES[home_cards.shown_state(job)][0] == work_states.state_word(job)[1] == word
+        page = owner.get(reverse("job", args=[job.public_id])).content.decode()
+        assert word in page
+        assert ("It wrote no checkpoint and begins anew." in page) is (job is ran)
 
 
 def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) -> None:
