@@ -123,6 +123,8 @@ class Agent:
                     if task.done():
                         task.result()  # a loop of ours failed: end, whoever keeps us starts us again
             finally:
+                going = sum(not run.ended for run in self.runs.runs.values())
+                log.info("ends; runs that go on without it, until their leases are over: %d", going)
                 await end_tasks([*tasks, ended])
                 await self._close()
 

@@ -218,16 +218,12 @@
     if (form) form.requestSubmit();
   });
 
-  /* Logs stay at their end while one reads there. */
+  /* Logs stay at their end, whatever brings what is new, until somebody scrolls back. */
   const follow = (log) => { log.scrollTop = log.scrollHeight; };
-  document.addEventListener("htmx:beforeSwap", (event) => {
-    const log = event.target.closest?.("[data-follow]");
-    if (log) log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);
-  });
-  document.addEventListener("htmx:sseMessage", (event) => {
-    const log = event.target.closest?.("[data-follow]");
-    if (log && log.dataset.atEnd !== "false") follow(log);
-  });
+  const followAll = () => {
+    for (const log of document.querySelectorAll("[data-follow]")) if (log.dataset.atEnd !== "false") follow(log);
+  };
+  for (const name of ["htmx:afterSettle", "htmx:oobAfterSwap", "htmx:sseMessage"]) document.addEventListener(name, followAll);
   document.addEventListener("scroll", (event) => {
     const log = event.target.closest?.("[data-follow]");
     if (log) log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);

@@ -1,4 +1,4 @@
-/* A notebook's page opens JupyterLab when it answers; a log stays at its end while one reads there. */
+/* A notebook's page opens JupyterLab when it answers. */
 "use strict";
 (() => {
   const openItself = (within) => {
@@ -11,11 +11,6 @@
     history.replaceState(null, "", address);
     form.submit();
   };
-  const follow = (event) => {
-    const log = event.target.closest?.("[data-follow]");
-    if (log && log.dataset.atEnd !== "false") log.scrollTop = log.scrollHeight;
-  };
   document.addEventListener("htmx:load", (event) => openItself(event.target));
-  document.addEventListener("htmx:oobAfterSwap", follow);
   openItself(document);
 })();

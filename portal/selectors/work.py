@@ -110,7 +110,7 @@ def pieces(workloads: Iterable[Workload], now: datetime, *, with_use: bool = Tru
     if gone:
         for run_id, move in moves.of_runs(gone).items():
             gone[run_id].move = move
-    for pk, ran in _ran(piece.workload for piece in found.values()).items():
+    for pk, ran in _ran(found.values()).items():
         found[pk].ran = ran
     told = starts.of((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
@@ -157,11 +157,15 @@ def _had_to_go(workload: Workload) -> bool:
     return _made_room(workload) or workload.outcome in moves.MOVED
 
 
-def _ran(workloads: Iterable[Workload]) -> dict[int, timedelta]:
-    """How long those that have ended ran, without the time between their attempts; a query where one had more than one."""
-    ended = [workload for workload in workloads if workload.ended_at is not None and workload.started_at is not None]
-    ran = {w.pk: w.ended_at - w.started_at for w in ended if w.attempt <= 1}
-    several = [workload.pk for workload in ended if workload.attempt > 1]
+def _ran(pieces: Iterable[Piece]) -> dict[int, timedelta]:
+    """How long those that have ended ran: their attempts without the time between and after them. A query where one had several."""
+    ended = [piece for piece in pieces if piece.workload.ended_at is not None]
+    ran = {
+        piece.workload.pk: piece.run.ended_at - piece.run.running_at
+        for piece in ended
+        if piece.run is not None and piece.run.running_at is not None and piece.run.ended_at is not None
+    }
+    several = [piece.workload.pk for piece in ended if piece.workload.attempt > 1]
     if several:
         runs = Run.objects.filter(workload__in=several, rank=0, running_at__isnull=False, ended_at__isnull=False)
         took = ExpressionWrapper(F("ended_at") - F("running_at"), DurationField())

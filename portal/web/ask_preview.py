@@ -305,10 +305,11 @@ def _may_borrow(form: AskForm) -> bool:
 def _quota_words(after: float, guaranteed: float, limit: float | None, team: str, later: bool) -> str:
     if after <= guaranteed:
         return "Within the guarantee: other teams can't take it back."
-    if later:
-        return f"{count_of(after - guaranteed)} above what {team} is guaranteed: an operator has to agree."
     if limit is not None and after > limit:
-        return f"Above the {count_of(limit)} that {team} may hold of this model."
+        words = f"Above the {count_of(limit)} that {team} may hold of this model"
+        return f"{words}: an operator has to agree." if later else f"{words}."
+    if later:
+        return f"{count_of(after - guaranteed)} above what {team} is guaranteed. What is promised is not called back."
     return f"{count_of(after - guaranteed)} above the guarantee are borrowed and may be called back."
 
 

@@ -14,7 +14,7 @@ from portal.models import User
 from portal.selectors.work import Held, Piece, is_notebook
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.wording import ask_texts, endings, expected_starts, phrases, reasons, work_states
-from scheduler.attempts import ITS_OWN_FAULT
+from scheduler.attempts import ITS_OWN_FAULT, LOST
 from scheduler.core.model import WHOLE
 from scheduler.core.reasons import Code
 from scheduler.models import Reservation, Workload
@@ -163,8 +163,8 @@ def step_line(piece: Piece) -> list[dict[str, Any]]:
             detail = where(piece.held)
         state = "todo" if step["state"] == "ahead" else step["state"]
         line.append({"name": step["word"], "detail": " · ".join(part for part in (at, detail) if part), "state": state})
-    if piece.workload.stop_requested:
-        line[-1]["state"] = "failed"
+        if piece.workload.stop_requested and state == "now":
+            line[-1]["state"] = "failed"
     return line
 
 
@@ -314,6 +314,8 @@ def _cost(piece: Piece, currency: str) -> dict[str, str]:
 def _say(piece: Piece, user: User, now: datetime) -> dict[str, Any] | None:
     """The line at the card's foot: what is about to happen, and the button that changes it."""
     workload = piece.workload
+    if workload.state == WorkloadState.ENDED:
+        return None
     if workload.state == WorkloadState.NOTICE:
         by = f" It is gone by {phrases.moment(workload.gone_by)}." if workload.gone_by else ""
         what_for = "and leaves its host" if piece.move else "to make room"
@@ -384,6 +386,8 @@ def why_it_goes(piece: Piece, user: User) -> str:
     if piece.eviction is not None:
         numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
         return reasons.reason(piece.eviction.code, numbers, user)
+    if work_states.waits_to_resume(piece.workload) and piece.run is not None and piece.run.outcome in LOST:
+        return reasons.reason(piece.run.outcome, {}, user)
     return reasons.reason(piece.workload.stop_requested, who_stopped(piece, user), user)
 
 

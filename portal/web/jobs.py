@@ -249,10 +249,9 @@ def tab_context(
 def _refreshes(tab: str, workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
     """When the tab is asked for again: with the next stage, and after so many seconds (0: never). A log that grows does so by
     itself, a chart stays to be read."""
-    log = context.get("log")
-    is_chart, grows = bool(context.get("use_known")), bool(log and log["goes_on"])
-    never = workload.state == WorkloadState.ENDED or is_chart or grows
-    return {"follows_stage": not is_chart, "refresh_every": 0 if never else 3 if tab == "log" else 10}
+    is_chart = bool(context.get("use_known"))
+    never = workload.state == WorkloadState.ENDED or is_chart or tab == "log"
+    return {"follows_stage": not is_chart, "refresh_every": 0 if never else 10}
 
 
 def _tab(request: HttpRequest) -> str:
@@ -324,7 +323,7 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
             f"{line['day']:%d %b %Y}",
             BUCKET_WORDS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
             gpu_model(line["model"]),
-            f"{line['slot_seconds'] / SLOT_SECONDS_OF_A_GPU_HOUR:,.2f}",
+            _gpu_hours(line["slot_seconds"]),
             money(rounded(Decimal(line["amount"])), currency),
         ]
         for line in lines
@@ -344,25 +343,28 @@ def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]
         "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
     }
     readings = [
-        {"label": "So far", "value": money(so_far, currency)},
+        {"label": "In all" if workload.state == WorkloadState.ENDED else "So far", "value": money(so_far, currency)},
         {"label": "Of it charged", "value": money(rounded(written), currency)},
-        {
-            "label": "Per hour now",
-            "value": money(piece.price_per_hour, currency) if piece.price_per_hour is not None else "–",
-        },
-        {
-            "label": "At most",
-            "value": _most(workload, piece, currency),
-            "small": f"for {duration(workload.max_runtime_seconds)}",
-        },
     ]
-    return {"cost_table": table, "cost_readings": readings}
+    return {"cost_table": table, "cost_readings": readings + _prices_to_come(workload, piece, currency)}
 
 
-def _most(workload: Workload, piece: Piece, currency: str) -> str:
-    if piece.price_per_hour is None:
-        return "unknown" if workload.state != WorkloadState.ENDED else "–"
-    return money(rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+def _prices_to_come(workload: Workload, piece: Piece, currency: str) -> list[dict[str, str]]:
+    """By the hour, and the most that an attempt can cost; nothing is to come of what has ended, and of a slice that waits it is
+    known once it has one."""
+    if workload.state == WorkloadState.ENDED or piece.price_per_hour is None:
+        return []
+    most = money(rounded(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+    return [
+        {"label": "Per hour now" if piece.held else "Per hour, once it runs", "value": money(piece.price_per_hour, currency)},
+        {"label": "At most", "value": most, "small": f"for {duration(workload.max_runtime_seconds)}"},
+    ]
+
+
+def _gpu_hours(slot_seconds: int) -> str:
+    """A slice's minute is worth a figure too."""
+    hours = slot_seconds / SLOT_SECONDS_OF_A_GPU_HOUR
+    return f"{hours:,.2f}" if abs(hours) >= 1 else f"{hours:.4f}"
 
 
 # -- shared with notebooks ---------------------------------------------------------------------------------------------

@@ -126,6 +126,36 @@ def test_what_was_said_of_a_stage_that_is_over_goes_with_it(world: World, live_s
     expect(said).to_have_count(0, timeout=20_000)
 
 
+def test_a_log_stays_at_its_end_as_it_grows_until_somebody_scrolls_back(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
+    run, written = job.runs.get(), 0
+    page = sign_in(browser, live_server, world.vision.member.username)
+
+    def grows(number: int) -> None:
+        nonlocal written
+        lines = "".join(f"part {number} step {step}\n" for step in range(100))
+        logs.append(run.public_id, written, lines)
+        written += len(lines)
+
+    def from_its_end() -> int:
+        expect(page.locator("#log")).to_contain_text(f"part {part} step 99", timeout=10_000)
+        page.wait_for_timeout(100)
+        return int(page.evaluate("(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))"))
+
+    for part in range(3):
+        grows(part)
+        if part == 0:
+            page.goto(f"{live_server.url}/jobs/{job.public_id}/")
+        assert from_its_end() < 2, part
+    page.evaluate("document.getElementById('log').scrollTop = 100")
+    part = 3
+    grows(part)
+    assert from_its_end() > 1000
+    assert page.evaluate("document.getElementById('log').scrollTop") == 100
+
+
 def test_a_log_that_is_read_further_up_stays_as_it_is_when_its_job_ends(
     world: World, live_server: Any, browser: Browser
 ) -> None:

@@ -13,14 +13,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
+from portal.selectors import work
 from portal.templatetags.gpupool import STATES
 from portal.web import home_cards
 from portal.wording import work_states
 from scheduler.models import Allocation, Host, Reservation, Run, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
-from telemetry.models import HealthEvent
-from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in
+from telemetry.models import HealthEvent, Price
+from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in, start
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -416,10 +417,10 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
     )  # fmt: skip
     handle_events(now)
     client = signed_in(world.vision.member)
-    for work in (on_it, beside):
-        page = client.get(reverse("job", args=[work.public_id])).content.decode()
+    for job in (on_it, beside):
+        page = client.get(reverse("job", args=[job.public_id])).content.decode()
         assert "GPU 1 of alpha failed (XID 79, " in page
-        tab = client.get(reverse("job", args=[work.public_id]), {"tab": "attempts"}).content.decode()
+        tab = client.get(reverse("job", args=[job.public_id]), {"tab": "attempts"}).content.decode()
         assert tab.count("GPU 1 of alpha failed (XID 79, ") == 2
     assert "and it ran on that GPU" in client.get(reverse("job", args=[on_it.public_id])).content.decode()
     assert "work that can move leaves it" in client.get(reverse("home")).content.decode()
@@ -434,7 +435,10 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
     Workload.objects.filter(pk=desk.pk).update(models_wanted=[])
     now = timezone.now()
     Allocation.objects.filter(workload=desk).update(period=DateTimeTZRange(desk.started_at, now))
-    Workload.objects.filter(pk__in=[desk.pk, never.pk]).update(state="ended", outcome="cancelled", ended_at=now)
+    Run.objects.filter(workload=desk).update(state="ended", outcome="cancelled", ended_at=now)
+    Workload.objects.filter(pk__in=[desk.pk, never.pk]).update(
+        state="ended", outcome="cancelled", stop_requested="cancelled", ended_at=now
+    )
     desk.refresh_from_db()
     never.refresh_from_db()
     assert (home_cards.shown_state(desk), home_cards.shown_state(never)) == ("stopped", "cancelled")
@@ -445,7 +449,7 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
         assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), "its page says beside it what was asked for"
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>30 min", page)
-    assert "Time left" not in page and "no price set" not in page
+    assert "Time left" not in page and "no price set" not in page and "is being stopped" not in page
     page = owner.get(reverse("job", args=[never.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>did not run", page)
     assert re.search(r"<span>Cost</span><b>€0.00", page)
@@ -473,6 +477,49 @@ def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world
     owner = signed_in(world.vision.member)
     for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
         assert "50 min" in owner.get(address).content.decode(), address
+
+
+def test_what_is_taken_back_while_it_waits_to_resume_ran_until_it_had_to_go(world: World) -> None:
+    job = run_job(world, world.vision, "taken back", host="alpha", gpus=[0])
+    gone = job.started_at + dt.timedelta(minutes=7)
+    Run.objects.filter(workload=job).update(state="ended", outcome="checkpointed", ended_at=gone)
+    Workload.objects.filter(pk=job.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
+    page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
+    assert re.search(r"<span>Ran</span><b>7 min", page)
+
+
+def test_what_lost_its_host_says_so_while_it_waits_to_resume(world: World) -> None:
+    job = run_job(world, world.vision, "lost", host="alpha", gpus=[0])
+    Run.objects.filter(workload=job).update(state="ended", outcome="host_lost", ended_at=timezone.now())
+    Workload.objects.filter(pk=job.pk).update(state="queued", reason_code="waits_for_units")
+    page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
+    assert "Its host fell silent. It wrote no checkpoint and begins anew." in page
+
+
+def test_stopping_a_notebook_that_was_ready_fails_no_step(world: World) -> None:
+    desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
+    slow = run_job(world, world.vision, "slow", host="alpha", gpus=[1], kind="notebook")
+    Run.objects.filter(workload=slow).update(ready_at=None)
+    Workload.objects.filter(pk__in=[desk.pk, slow.pk]).update(state="stopping", stop_requested="cancelled")
+    for notebook, states in ((desk, ["done"] * 5), (slow, ["done"] * 3 + ["failed", "todo"])):
+        piece = work.pieces([Workload.objects.select_related(*work.RELATED).get(pk=notebook.pk)], timezone.now())[0]
+        assert [step["state"] for step in home_cards.step_line(piece)] == states
+
+
+@pytest.mark.parametrize(("runs", "said"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
+def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(world: World, runs: bool, said: str) -> None:
+    job = make_waiting(world, world.vision, "costs")
+    if runs:
+        start(world, job, host="alpha", gpus=[0], since=timezone.now())
+    since = timezone.now() - dt.timedelta(days=1)
+    Price.objects.create(model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=since, created_at=since)
+    owner = signed_in(world.vision.member)
+    page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
+    assert said in page and "At most" in page and "So far" in page
+    Allocation.objects.filter(workload=job).update(period=DateTimeTZRange(job.started_at, timezone.now()))
+    Workload.objects.filter(pk=job.pk).update(state="ended", outcome="finished", ended_at=timezone.now())
+    page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
+    assert "Per hour" not in page and "At most" not in page and "In all" in page
 
 
 def test_only_what_ran_waits_to_resume(world: World) -> None:
@@ -625,11 +672,11 @@ def test_what_cannot_be_taken_is_named_beside_its_field_and_nothing_is_made(
 
 def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_fits(world: World) -> None:
     client = signed_in(world.vision.member)
-    for start in ("2001-01-01T09:00", "", "9999-12-31T23:00"):
-        page = client.post(reverse("ask"), ask_data(world, start=start)).content.decode()
-        assert '<svg class="chart"' in page, start
-        assert "First window that fits" in page, start
-        assert page.count('name="use_start"') == 2, start  # the note's and the list's
+    for begin in ("2001-01-01T09:00", "", "9999-12-31T23:00"):
+        page = client.post(reverse("ask"), ask_data(world, start=begin)).content.decode()
+        assert '<svg class="chart"' in page, begin
+        assert "First window that fits" in page, begin
+        assert page.count('name="use_start"') == 2, begin  # the note's and the list's
     page = client.post(reverse("ask"), ask_data(world, length="90000")).content.decode()
     assert '<svg class="chart"' in page
     assert "First window that fits" not in page
