@@ -29,7 +29,7 @@ from portal.web.work_actions import workload_of
 from portal.web.work_lists import WorkloadFilters, ordered, page_of, workloads_csv
 from portal.wording import ask_texts, expected_starts, reasons, work_states
 from scheduler import logs
-from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR
+from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR, WHOLE
 from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.states import WorkloadState
 from telemetry.core.money import rounded
@@ -249,7 +249,7 @@ def tab_context(
 def _refreshes(tab: str, workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
     """When the tab is asked for again: with the next stage, and after so many seconds (0: never). A log that grows does so by
     itself, a chart stays to be read."""
-    is_chart = bool(context.get("use_known"))
+    is_chart = bool(context.get("is_chart"))
     never = workload.state == WorkloadState.ENDED or is_chart or tab == "log"
     return {"follows_stage": not is_chart, "refresh_every": 0 if never else 10}
 
@@ -312,7 +312,15 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
             for at, (_, share, memory) in zip(moments, readings, strict=True)
         ],
     }
-    return {"use_known": bool(readings), "figure": figure, "use_table": table}
+    measured = sum(share is not None for _, share, _ in readings)
+    no_chart = (
+        "The driver measures no utilisation of a slice of a GPU; its memory is known."
+        if workload.profile != WHOLE
+        else "A chart is drawn from the second reading on."
+    )
+    return {
+        "is_chart": measured > 1, "figure": figure, "use_table": table if readings else None, "no_chart": no_chart,
+    }  # fmt: skip
 
 
 def _cost_tab(workload: Workload, piece: Piece, currency: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from portal.wording import work_states
 from scheduler.models import Allocation, Host, Reservation, Run, Workload
 from scheduler.states import ReservationState, WorkloadState
 from telemetry.health import handle_events
-from telemetry.models import HealthEvent, Price
+from telemetry.models import HealthEvent, Price, Rollup
 from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in, start
 from tests.world import H100, World
 
@@ -520,6 +520,31 @@ def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(world:
     Workload.objects.filter(pk=job.pk).update(state="ended", outcome="finished", ended_at=timezone.now())
     page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
     assert "Per hour" not in page and "At most" not in page and "In all" in page
+
+
+def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_to_be_measured(world: World) -> None:
+    job = run_job(world, world.vision, "measured", host="alpha", gpus=[0])
+    sliced = run_job(world, world.vision, "sliced", host="alpha", gpus=[1], profile="1g.10gb")
+    owner, minute = signed_in(world.vision.member), timezone.now().replace(second=0, microsecond=0)
+
+    def reads(of: Workload, minutes_ago: int, used: float | None) -> None:
+        held = Allocation.objects.get(workload=of)
+        Rollup.objects.create(
+            resolution=60, bucket=minute - dt.timedelta(minutes=minutes_ago), unit=held.unit, allocation=held,
+            held_seconds=60, samples=6, covered_seconds=60, utilisation_seconds=used, memory_used_max_mib=4096,
+        )  # fmt: skip
+
+    def tab(of: Workload) -> str:
+        return owner.get(reverse("job", args=[of.public_id]), {"tab": "use"}).content.decode()
+
+    assert "No readings yet" in tab(job)
+    reads(job, 2, 30)
+    assert "from the second reading on" in tab(job) and "4,096" in tab(job)
+    reads(job, 1, 30)
+    assert "plotly" in tab(job) and "from the second reading on" not in tab(job)
+    for minutes_ago in (1, 2, 3):
+        reads(sliced, minutes_ago, None)
+    assert "no utilisation of a slice" in tab(sliced) and "4,096" in tab(sliced)
 
 
 def test_only_what_ran_waits_to_resume(world: World) -> None:
