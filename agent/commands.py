@@ -29,7 +29,7 @@ from agent.cgroups import MOST_PROCESSES, Cgroups
 from agent.connection import Unwelcome, join
 from agent.daemon import Agent, Options
 from agent.diagnostics import BUILT_IN, plant_fault
-from agent.ending import leave
+from agent.ending import run_and_leave
 from agent.hooks import SECONDS, Hooks, NotUsable, usable
 from agent.launchers import choose, open_families, open_sockets
 from agent.meter import Hardware, Meter
@@ -331,8 +331,7 @@ def _run(options: argparse.Namespace) -> int:
     options.edge = options.edge or _edge_joined_at(state)
     stop, own = options.on_exit == "stop", dict(options.diagnostic)
     started = Options(options.edge, options.join_token, host, options.sample_seconds, stop, own, options.most_tmp)
-    asyncio.run(_keep(started, state, models, options))
-    return 0
+    run_and_leave(_keep(started, state, models, options), _status)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -363,7 +362,7 @@ def _edge_joined_at(state: State) -> str:
         raise StateError(f"{state.edge}: {error}") from None
 
 
-async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> NoReturn:
+async def _keep(started: Options, state: State, models: list[str], options: argparse.Namespace) -> None:
     threads.wait_for_children_without_any()
     asyncio.get_running_loop().set_default_executor(threads.ready())
     state.lay_out_tools()
@@ -390,10 +389,7 @@ async def _keep(started: Options, state: State, models: list[str], options: argp
     notes += [*chosen.notes, *network.notes, *open_sockets(launcher, network.mode), *open_families(launcher), *runs.cgroups.notes]
     for note in notes:
         logging.getLogger("agent").warning(note)
-    running = asyncio.create_task(Agent(started, state, launcher, meter, hardware, runs, notes).run())
-    await asyncio.wait([running])
-    fault = running.exception()
-    leave(0 if fault is None else _status(fault))
+    await Agent(started, state, launcher, meter, hardware, runs, notes).run()
 
 
 def _meter(host: str, models: list[str], mig: str, folder: Path) -> Meter:

@@ -19,7 +19,7 @@ from agent.aside import Hangs
 from agent.clean import Clean
 from agent.connection import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Connection, join
 from agent.diagnostics import Diagnostics
-from agent.ending import end_tasks
+from agent.ending import WRITE_SECONDS, end_tasks
 from agent.geometry import Geometries
 from agent.launchers import Launcher
 from agent.meter import Hardware, Meter, NoAnswer
@@ -140,7 +140,8 @@ class Agent:
             await end_tasks([self._catching_up])
         if self._streams is not None:
             await self._streams.close()
-        self._watch.save()
+        kept = [asyncio.create_task(asyncio.to_thread(self._watch.save)), *self.news.being_written()]
+        await asyncio.wait(kept, timeout=WRITE_SECONDS)
         await self._diagnostics.close()
         await self._geometries.close()
         if self.options.stop_on_exit:

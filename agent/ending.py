@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, NoReturn
 
 log = logging.getLogger("agent")
 
-END_SECONDS = 5.0  # so long a task has to end
+END_SECONDS = 2.0  # so long a task has to end, and each of several that end one after the other
+WRITE_SECONDS = 5.0  # so long threads have to write what they have begun
+UNHEARD = (AttributeError, OSError, ValueError)  # whoever read what we print has gone, or there never was anybody
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -29,11 +32,31 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
             log.info("%s ended with %r", getattr(task.get_coro(), "__qualname__", task.get_name()), task.exception())
 
 
-def leave(status: int) -> NoReturn:
-    """End this process as it stands, all that is to be kept being kept: Python itself would wait for every thread first, and
-    one at a slow disk, or a task that swallows its end, takes minutes."""
-    logging.shutdown()
-    with contextlib.suppress(OSError):  # whoever read what we print has gone
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+def run_and_leave(main: Coroutine[Any, Any, None], status_of: Callable[[BaseException], int]) -> NoReturn:
+    """Run it, and end this process with 0, or with the status of its fault. ``asyncio.run`` and Python itself would wait for every
+    task and every thread: one at a slow disk, or a task that swallows its end, takes minutes. What threads have begun to write
+    they write."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    status = 1
+    try:
+        running = loop.create_task(main)
+        loop.run_until_complete(asyncio.wait([running]))
+        fault = asyncio.CancelledError() if running.cancelled() else running.exception()
+        with contextlib.suppress(*UNHEARD):
+            status = 0 if fault is None else status_of(fault)
+        loop.run_until_complete(asyncio.wait([loop.create_task(loop.shutdown_default_executor())], timeout=WRITE_SECONDS))
+    except KeyboardInterrupt:  # before it takes signals itself: it has begun nothing
+        status = 128 + signal.SIGINT
+    finally:
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    try:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(*UNHEARD):
+                stream.flush()
+    finally:
+        os._exit(status)

@@ -120,6 +120,10 @@ class News:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.create_task(self._write_events())
 
+    def being_written(self) -> list[asyncio.Task[None]]:
+        """What writes the events that are noted and not kept yet."""
+        return [] if self._writing is None else [self._writing]
+
     async def _write_events(self) -> None:
         while self._unwritten:
             await asyncio.to_thread(self.events.write, self._unwritten.pop(0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet, Sum
+from django.db.models import Count, F, Max, Min, Q, QuerySet
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
@@ -158,18 +158,21 @@ def _had_to_go(workload: Workload) -> bool:
 
 
 def _ran(pieces: Iterable[Piece]) -> dict[int, timedelta]:
-    """How long those that have ended ran: their attempts without the time between and after them. A query where one had several."""
+    """How long those that have ended ran: each attempt from its first to its last on any host, without the time between and after
+    them. A query where one had several attempts or hosts."""
     ended = [piece for piece in pieces if piece.workload.ended_at is not None]
     ran = {
         piece.workload.pk: piece.run.ended_at - piece.run.running_at
         for piece in ended
         if piece.run is not None and piece.run.running_at is not None and piece.run.ended_at is not None
     }
-    several = [piece.workload.pk for piece in ended if piece.workload.attempt > 1]
+    several = [piece.workload.pk for piece in ended if piece.workload.attempt > 1 or piece.workload.hosts > 1]
     if several:
-        runs = Run.objects.filter(workload__in=several, rank=0, running_at__isnull=False, ended_at__isnull=False)
-        took = ExpressionWrapper(F("ended_at") - F("running_at"), DurationField())
-        ran |= dict(runs.values_list("workload_id").annotate(took=Sum(took)))
+        runs = Run.objects.filter(workload__in=several, running_at__isnull=False, ended_at__isnull=False)
+        each = runs.values_list("workload_id", "attempt").annotate(first=Min("running_at"), last=Max("ended_at"))
+        ran |= dict.fromkeys({workload for workload, *_ in each}, timedelta(0))
+        for workload, _, first, last in each:
+            ran[workload] += last - first
     return ran
 
 

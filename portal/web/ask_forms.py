@@ -234,6 +234,13 @@ class AskForm(VerbForm):
         pool, model, profile = self.cleaned_data["target"].split("|")
         return self.pools[pool], model, profile
 
+    def clean_start(self) -> datetime | None:
+        """In any time zone a year that there is."""
+        start: datetime | None = self.cleaned_data["start"]
+        if start is not None and not 1 < start.year < 9999:
+            raise forms.ValidationError(f"Start is {start:%Y-%m-%d %H:%M}; allowed: from the year 2 to 9998.")
+        return start
+
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         data["units"] = self._units(data)

@@ -85,7 +85,7 @@ def ran_for(piece: Piece) -> str:
 
 
 def cost_in_the_end(piece: Piece, currency: str) -> str:
-    """What it cost that has ended; a dash where no price is set."""
+    """What it cost that has ended; a dash where nothing was charged that was placed."""
     nothing = Decimal("0.00") if not piece.workload.attempt else None
     cost = nothing if piece.cost is None else piece.cost
     return "–" if cost is None else money(cost, currency)

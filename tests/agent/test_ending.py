@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from agent import ending
 from agent.ending import end_tasks
-from tests.agent.conftest import AgentProcess
+from tests.agent.conftest import ROOT, AgentProcess
 from tests.agent.fake_edge import FakeEdge
 
 SLOW_DISK = """
@@ -36,14 +37,25 @@ ending.END_SECONDS, Scratch.watch = 1.0, watch
 raise SystemExit(main())
 """
 BROKEN_LOOP = """
-import time
+import asyncio, time
 from agent import scratch
 from agent.commands import main
 from agent.watching import Watch
 scratch.measure = lambda runs: time.sleep(90)
 async def breaks(self):
-    raise RuntimeError("a loop of ours broke")
+    raise {fault}
 Watch._watch_events = breaks
+raise SystemExit(main())
+"""
+SLOW_WRITES = """
+import time
+from agent import events
+from agent.commands import main
+write = events.write_json
+def slowly(path, value):
+    time.sleep(1.5)
+    write(path, value)
+events.write_json = slowly
 raise SystemExit(main())
 """
 
@@ -65,9 +77,12 @@ async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(edge: FakeE
         agent.clean_up()
 
 
-async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_hangs(edge: FakeEdge, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["RuntimeError('a loop broke')", "ValueError('a fault of ours')", "asyncio.CancelledError"])
+async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_hangs(
+    edge: FakeEdge, tmp_path: Path, fault: str
+) -> None:
     """Whoever keeps it starts it again only once it has ended."""
-    agent = an_agent(edge, tmp_path, BROKEN_LOOP)
+    agent = an_agent(edge, tmp_path, BROKEN_LOOP.format(fault=fault))
     try:
         await agent.start(joined=False)
         assert agent.process is not None
@@ -75,6 +90,47 @@ async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_han
             assert await agent.process.wait() == 1
     finally:
         agent.clean_up()
+
+
+async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(edge: FakeEdge, tmp_path: Path) -> None:
+    """Two events of its GPUs, one behind the other at a slow disk."""
+    agent = an_agent(edge, tmp_path, SLOW_WRITES)
+    try:
+        await agent.start()
+        for gpu in ("0", "1"):
+            command = [sys.executable, "-m", "agent", "plant-xid", "--state", str(agent.state), "--gpu", gpu, "--code", "79"]
+            assert await (await asyncio.create_subprocess_exec(*command, cwd=ROOT)).wait() == 0
+        await edge.until(lambda: len(edge.health) >= 2)
+        assert not list((agent.state / "health").glob("*.json"))
+        assert await agent.end() == 0
+        assert len(list((agent.state / "health").glob("*.json"))) >= 2
+    finally:
+        agent.clean_up()
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-"])
+async def test_an_agent_without_anybody_to_tell_ends_well(edge: FakeEdge, tmp_path: Path, streams: str) -> None:
+    agent = AgentProcess(
+        edge, tmp_path / "state", "plain", program=["sh", "-c", f'exec "$0" -m agent "$@" {streams}', sys.executable]
+    )
+    try:
+        await agent.start()
+        assert await agent.end() == 0
+    finally:
+        agent.clean_up()
+
+
+async def test_an_interrupt_as_it_comes_up_ends_an_agent(edge: FakeEdge, tmp_path: Path) -> None:
+    """Before it takes signals itself, and just when."""
+    for hundredths in range(0, 120, 12):
+        agent = an_agent(edge, tmp_path, "from agent.commands import main; raise SystemExit(main())")
+        await agent.start(joined=False)
+        assert agent.process is not None
+        await asyncio.sleep(0.3 + hundredths / 100)
+        agent.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(15):
+            assert await agent.process.wait() in (0, 130, 1, -signal.SIGINT), hundredths
+    agent.clean_up()
 
 
 async def test_what_does_not_end_is_told_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -479,6 +479,22 @@ def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world
         assert "50 min" in owner.get(address).content.decode(), address
 
 
+def test_how_long_a_gang_ran_is_from_its_first_to_its_last_member(world: World) -> None:
+    job = run_job(world, world.vision, "gang", host="alpha", gpus=[0], hosts=2)
+    first = job.runs.get()
+    Run.objects.filter(pk=first.pk).update(
+        state="ended", outcome="failed", ended_at=first.running_at + dt.timedelta(minutes=10)
+    )
+    Run.objects.create(
+        workload=job, attempt=1, rank=1, host=world.hosts["beta"], generation=first.generation + 1, state="ended",
+        outcome="host_lost", placed_at=first.placed_at, starting_at=first.running_at, running_at=first.running_at,
+        ended_at=first.running_at + dt.timedelta(minutes=25),
+    )  # fmt: skip
+    Workload.objects.filter(pk=job.pk).update(state="ended", outcome="host_lost", ended_at=timezone.now())
+    page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
+    assert re.search(r"<span>Ran</span><b>25 min", page)
+
+
 def test_what_is_taken_back_while_it_waits_to_resume_ran_until_it_had_to_go(world: World) -> None:
     job = run_job(world, world.vision, "taken back", host="alpha", gpus=[0])
     gone = job.started_at + dt.timedelta(minutes=7)
@@ -702,6 +718,12 @@ def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_
         assert '<svg class="chart"' in page, begin
         assert "First window that fits" in page, begin
         assert page.count('name="use_start"') == 2, begin  # the note's and the list's
+    for zone, begin in (("Europe/Berlin", "0001-01-01T00:00"), ("America/New_York", "9999-12-31T23:59")):
+        client.cookies["tz"] = zone
+        for address in ("ask", "ask-preview"):
+            answer = client.post(reverse(address), ask_data(world, start=begin))
+            assert "allowed: from the year 2 to 9998" in answer.content.decode(), (zone, address)
+    del client.cookies["tz"]
     page = client.post(reverse("ask"), ask_data(world, length="90000")).content.decode()
     assert '<svg class="chart"' in page
     assert "First window that fits" not in page
