@@ -59,6 +59,17 @@ events.write_json = slowly
 raise SystemExit(main())
 """
 
+INTERRUPTED = """
+import signal
+from agent.commands import main
+from agent.daemon import Agent
+def at_the_last_moment(self):
+    signal.raise_signal(signal.SIGINT)
+    return ""
+Agent._what_is_here = at_the_last_moment
+raise SystemExit(main())
+"""
+
 
 def an_agent(edge: FakeEdge, tmp_path: Path, program: str) -> AgentProcess:
     return AgentProcess(edge, tmp_path / "state", "plain", program=[sys.executable, "-c", program])
@@ -118,6 +129,15 @@ async def test_an_agent_without_anybody_to_tell_ends_well(edge: FakeEdge, tmp_pa
         assert await agent.end() == 0
     finally:
         agent.clean_up()
+
+
+async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(edge: FakeEdge, tmp_path: Path) -> None:
+    agent = an_agent(edge, tmp_path, INTERRUPTED)
+    await agent.start(joined=False)
+    assert agent.process is not None
+    async with asyncio.timeout(20):
+        assert await agent.process.wait() == 128 + signal.SIGINT
+    agent.clean_up()
 
 
 async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(edge: FakeEdge, tmp_path: Path) -> None:
