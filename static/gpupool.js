@@ -226,7 +226,9 @@
   for (const name of ["htmx:afterSettle", "htmx:oobAfterSwap", "htmx:sseMessage"]) document.addEventListener(name, followAll);
   document.addEventListener("scroll", (event) => {
     const log = event.target.closest?.("[data-follow]");
-    if (log) log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);
+    if (!log) return;
+    log.dataset.atEnd = String(log.scrollHeight - log.scrollTop - log.clientHeight < 24);
+    catchUp();
   }, true);
 
   const settle = (within) => {
@@ -238,15 +240,25 @@
   document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
-  /* What is read is not taken away: a log that is scrolled back, or marked, stays as it is when its tab would be asked for anew. */
+  /* What is read is not taken away: a log that is scrolled back, or marked, stays as it is when its tab would be asked for anew;
+     that is made up for once it is not any more. */
   const isRead = (log) => {
     const marked = getSelection();
     return log.dataset.atEnd === "false" || (!marked.isCollapsed && log.contains(marked.anchorNode));
   };
   document.addEventListener("htmx:beforeRequest", (event) => {
     const log = event.target.querySelector?.("[data-follow]");
-    if (log && isRead(log)) event.preventDefault();
+    if (!log || !isRead(log)) return;
+    event.preventDefault();
+    log.dataset.behind = "1";
   });
+  function catchUp() {
+    const log = document.querySelector("[data-follow][data-behind]");
+    if (!log || isRead(log)) return;
+    delete log.dataset.behind;
+    document.body.dispatchEvent(new Event("next-stage"));
+  }
+  document.addEventListener("selectionchange", catchUp);
 
   /* What was said of a workload's last stage ("is queued") is not so in the next; whoever reads it gets to its end. */
   const TO_READ_MS = 6000;

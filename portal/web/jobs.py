@@ -243,14 +243,14 @@ def tab_context(
         context |= _cost_tab(workload, piece, currency)
     else:
         context["decisions"] = attempts.decisions(workload, user)
-    return context | _refreshes(tab, workload, context)
+    return context | _refreshes(workload, context)
 
 
-def _refreshes(tab: str, workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
+def _refreshes(workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
     """When the tab is asked for again: with the next stage, and after so many seconds (0: never). A log that grows does so by
     itself, a chart stays to be read."""
-    is_chart = bool(context.get("is_chart"))
-    never = workload.state == WorkloadState.ENDED or is_chart or tab == "log"
+    is_chart, is_log = bool(context.get("is_chart")), bool(context.get("log") or context.get("log_refused"))
+    never = workload.state == WorkloadState.ENDED or is_chart or is_log
     return {"follows_stage": not is_chart, "refresh_every": 0 if never else 10}
 
 

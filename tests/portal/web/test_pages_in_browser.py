@@ -181,3 +181,7 @@ def test_a_log_that_is_read_further_up_stays_as_it_is_when_its_job_ends(
     for page in (back, marks):
         expect(page.locator("#log.as-it-was")).to_have_count(1)
     assert back.evaluate("document.getElementById('log').scrollTop") == 100
+    back.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
+    marks.evaluate("getSelection().removeAllRanges()")
+    for page in (back, marks):
+        expect(page.locator("#log.as-it-was")).to_have_count(0)
